@@ -1,0 +1,1 @@
+"""A tiny EAGLE3 pair for tests: see README.md."""
