@@ -1,0 +1,128 @@
+"""Writes tiny models with random weights: a Llama target and an EAGLE or EAGLE3 draft for it.
+
+No tokenizer: use `skip_tokenizer_init=True` and send token ids. The vocabulary is small, so that a
+draft that knows nothing is right now and then, above all with several branches.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model pair. EAGLE3 needs 8 target layers to capture three different ones."""
+
+    vocab_size: int = 64
+    hidden_size: int = 128
+    num_layers: int = 8
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    intermediate_size: int = 256
+    max_position: int = 2048
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+def write_target(directory: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
+    """Write a Llama model into `directory`, and return it.
+
+    The weights are large enough that the best logit is clearly above the second best: rounding
+    then can't change a greedy token.
+    """
+    make = _Maker(seed)
+    h = shape.hidden_size
+    weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
+    for layer in range(shape.num_layers):
+        weights |= make.decoder_layer(f"model.layers.{layer}", shape, attention_input=h)
+        weights[f"model.layers.{layer}.input_layernorm.weight"] = torch.ones(h)
+    weights["model.norm.weight"] = torch.ones(h)
+    weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
+    return _write(directory, _config(shape, "LlamaForCausalLM", shape.num_layers), weights)
+
+
+def write_eagle3_draft(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:
+    """Write an EAGLE3 draft into `directory`, and return it."""
+    make = _Maker(seed)
+    h = shape.hidden_size
+    weights = make.decoder_layer("midlayer", shape, attention_input=2 * h)
+    weights["midlayer.input_layernorm.weight"] = torch.ones(h)
+    weights["midlayer.hidden_norm.weight"] = torch.ones(h)
+    weights["fc.weight"] = make(h, 3 * h)
+    weights["norm.weight"] = torch.ones(h)
+    weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
+    config = _config(shape, "LlamaForCausalLMEagle3", 1) | {"draft_vocab_size": shape.vocab_size}
+    return _write(directory, config, weights)
+
+
+def write_eagle_draft(directory: Path, shape: Shape = Shape(), seed: int = 2) -> Path:
+    """Write an EAGLE draft into `directory`, and return it. It shares the target's embeddings."""
+    make = _Maker(seed)
+    h = shape.hidden_size
+    weights = make.decoder_layer("layers.0", shape, attention_input=h)
+    weights["layers.0.input_layernorm.weight"] = torch.ones(h)
+    weights["fc.weight"] = make(h, 2 * h)
+    return _write(directory, _config(shape, "LlamaForCausalLMEagle", 1), weights)
+
+
+class _Maker:
+    """Random weights from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, rows: int, columns: int, scale: float | None = None) -> torch.Tensor:
+        """[rows, columns], normal; the default scale keeps the size of what goes through."""
+        values = torch.randn(rows, columns, generator=self._generator)
+        return values * (columns**-0.5 if scale is None else scale)
+
+    def decoder_layer(self, prefix: str, shape: Shape, attention_input: int) -> Weights:
+        h, m = shape.hidden_size, shape.intermediate_size
+        kv = shape.num_kv_heads * shape.head_dim
+        return {
+            # sharp attention: the output depends on which tokens are where, not on their average
+            f"{prefix}.self_attn.q_proj.weight": self(h, attention_input, scale=3 * attention_input**-0.5),
+            f"{prefix}.self_attn.k_proj.weight": self(kv, attention_input),
+            f"{prefix}.self_attn.v_proj.weight": self(kv, attention_input),
+            f"{prefix}.self_attn.o_proj.weight": self(h, h),
+            f"{prefix}.mlp.gate_proj.weight": self(m, h),
+            f"{prefix}.mlp.up_proj.weight": self(m, h),
+            f"{prefix}.mlp.down_proj.weight": self(h, m),
+            f"{prefix}.post_attention_layernorm.weight": torch.ones(h),
+        }
+
+
+def _config(shape: Shape, architecture: str, num_layers: int) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_position,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+
+
+def _write(directory: Path, config: dict[str, Any], weights: Weights) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

@@ -1,0 +1,128 @@
+"""Which SGLang module gets which replacement. The one place that names SGLang modules.
+
+Each function gets the module object just after its import and puts reference code in place of what
+only a GPU can run. The reference code is imported there and then, so that it may import torch.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+
+REPLACEMENTS: dict[str, Callable[[ModuleType], None]] = {}
+
+
+def _after_import_of(name: str) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
+    def register(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        REPLACEMENTS[name] = callback
+        return callback
+
+    return register
+
+
+@_after_import_of("sglang.srt.utils.common")
+def _device(module: ModuleType) -> None:
+    from sglang_cpu_engine import device
+
+    device.make_cuda_calls_harmless()
+    # Whatever name the attention backend goes by, SGLang is to take its branches without Triton.
+    module.support_triton = lambda backend: False
+
+
+@_after_import_of("sglang.srt.layers.attention.attention_registry")
+def _attention(module: ModuleType) -> None:
+    from sglang_cpu_engine.attention import factory
+
+    for name in factory.BACKEND_NAMES:
+        module.ATTENTION_BACKENDS[name] = factory.create_backend
+
+
+@_after_import_of("sglang.srt.speculative.draft_utils")
+def _draft_attention(module: ModuleType) -> None:
+    from sglang_cpu_engine.attention import factory
+
+    module.DraftBackendFactory.create_decode_backend = factory.create_draft_decode_backend
+    module.DraftBackendFactory.create_draft_extend_backend = factory.create_draft_extend_backend
+
+
+@_after_import_of("sglang.srt.mem_cache.triton_ops.allocator")
+def _page_allocator(module: ModuleType) -> None:
+    from sglang_cpu_engine.kernels import pages
+    from sglang_cpu_engine.kernels.launch import Kernel
+
+    module.alloc_extend_kernel = Kernel(pages.alloc_extend)
+    module.alloc_decode_kernel = Kernel(pages.alloc_decode)
+
+
+@_after_import_of("sglang.srt.mem_cache.triton_ops.common")
+def _last_location(module: ModuleType) -> None:
+    from sglang_cpu_engine.kernels import cache_locs
+
+    module.get_last_loc_triton = cache_locs.get_last_loc
+
+
+@_after_import_of("sglang.srt.speculative.triton_ops.cache_locs")
+def _cache_locations(module: ModuleType) -> None:
+    from sglang_cpu_engine.kernels import cache_locs
+    from sglang_cpu_engine.kernels.launch import Kernel
+
+    module.assign_req_to_token_pool = Kernel(cache_locs.assign_req_to_token_pool)
+    module.assign_extend_cache_locs = Kernel(cache_locs.assign_extend_cache_locs)
+    module.assign_extend_cache_locs_func = cache_locs.make_extend_cache_locs
+    module.assign_draft_cache_locs_contiguous = Kernel(cache_locs.assign_draft_cache_locs_contiguous)
+
+
+@_after_import_of("sglang.srt.speculative.triton_ops.eagle")
+def _accepted_tokens(module: ModuleType) -> None:
+    from sglang_cpu_engine.kernels import accept
+    from sglang_cpu_engine.kernels.launch import Kernel
+
+    module.fill_bonus_tokens = Kernel(accept.fill_bonus_tokens)
+    module.fill_accept_out_cache_loc = Kernel(accept.fill_accept_out_cache_loc)
+
+
+@_after_import_of("sglang.srt.speculative.triton_ops.gather_spec_extras")
+def _relay(module: ModuleType) -> None:
+    from sglang_cpu_engine.kernels import accept
+
+    module.gather_spec_extras = accept.gather_spec_extras
+
+
+@_after_import_of("sglang.srt.speculative.eagle_utils")
+def _tree(module: ModuleType) -> None:
+    from sglang_cpu_engine import sgl_kernel_stand_in
+    from sglang_cpu_engine.kernels import tree
+
+    module.sgl_build_tree_kernel_efficient = tree.build_tree
+    module.verify_tree_greedy_func = tree.verify_tree_greedy
+    sgl_kernel_stand_in.install()
+
+
+@_after_import_of("sglang.srt.speculative.reject_sampling")
+def _chain_sampling(module: ModuleType) -> None:
+    from sglang_cpu_engine.kernels import sampling
+
+    module.chain_speculative_sampling_triton = sampling.chain_speculative_sampling
+
+
+@_after_import_of("sglang.srt.speculative.spec_utils")
+def _simulated_acceptance(module: ModuleType) -> None:
+    from sglang_cpu_engine import device
+
+    # SGLang names the device "cuda" in this one function of the test switch SGLANG_SIMULATE_ACC_LEN.
+    module.generate_simulated_accept_index = device.on_cpu(module.generate_simulated_accept_index)
+
+
+@_after_import_of("sglang.srt.speculative.eagle_info")
+def _idle_verify(module: ModuleType) -> None:
+    from sglang_cpu_engine import device
+
+    # The same for the verify input of an idle data-parallel rank.
+    idle = module.EagleVerifyInput.create_idle_input.__func__
+    module.EagleVerifyInput.create_idle_input = classmethod(device.on_cpu(idle))
+
+
+@_after_import_of("sglang.srt.constrained.xgrammar_backend")
+def _grammar_mask(module: ModuleType) -> None:
+    from sglang_cpu_engine.kernels import grammar
+
+    module.XGrammarGrammar.apply_vocab_mask = grammar.apply_vocab_mask_of
+    module.XGrammarGrammarBackend.apply_vocab_mask = staticmethod(grammar.apply_vocab_mask)

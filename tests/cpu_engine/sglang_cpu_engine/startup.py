@@ -1,0 +1,51 @@
+"""What happens when an interpreter of the environment starts: environment defaults and import hooks.
+
+A `.pth` file calls `start()`. Neither SGLang's plugin entry point nor a `sitecustomize` would do:
+plugins load after SGLang has decided which device it runs on and has bound its kernels by
+`from ... import`, and a distribution's own `sitecustomize` hides ours. A `.pth` file runs in every
+process of the environment, so in each one that SGLang spawns, with no help from the user.
+
+Standard library only, and nothing here imports torch or SGLang.
+"""
+
+import os
+import sys
+
+# What SGLang and its libraries must find in the environment before they are imported. The user's
+# own values win.
+ENVIRONMENT_DEFAULTS = {
+    # SGLang's own switch for device "cpu" and its native PyTorch layers.
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # Kernels that nobody replaced still run, slowly.
+    "TRITON_INTERPRET": "1",
+    # SGLang decorates small helpers with torch.compile; compiling them costs minutes.
+    "TORCH_COMPILE_DISABLE": "1",
+    # Moves KV rows by indexing instead of by a Triton kernel over raw pointers.
+    "SGLANG_NATIVE_MOVE_KV_CACHE": "1",
+}
+
+
+def start() -> None:
+    """Prepare this interpreter, unless a GPU is there or `SGLANG_CPU_ENGINE=0` says not to."""
+    if os.environ.get("SGLANG_CPU_ENGINE") == "0" or _has_cuda_driver():
+        return
+    for name, value in ENVIRONMENT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+    from sglang_cpu_engine.import_hooks import PostImportFinder
+    from sglang_cpu_engine.replacements import REPLACEMENTS
+
+    if not any(isinstance(finder, PostImportFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, PostImportFinder(REPLACEMENTS))
+
+
+def _has_cuda_driver() -> bool:
+    """Whether the CUDA driver library can be loaded: then the real kernels are to be used."""
+    # `_ctypes` is what ctypes itself calls; importing ctypes would double the cost of this check.
+    import _ctypes
+
+    try:
+        _ctypes.dlopen("libcuda.so.1", 0)
+    except (OSError, AttributeError):
+        return False
+    return True
