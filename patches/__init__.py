@@ -1,0 +1,34 @@
+"""Every function of SGLang that this plugin wraps, one short module each.
+
+Each module says what it wraps, why, and when it can go. Installed as ``sglang_adaptive_spec.patches``.
+"""
+
+from sglang_adaptive_spec.patches import (
+    command_line,
+    decode_report,
+    decode_result,
+    draft_input,
+    internal_state,
+    kv_reserve,
+    request_metrics,
+    schedule_batch,
+    seq_lens,
+    server_args,
+    worker_forward,
+    worker_graphs,
+)
+
+PATCHES = (
+    *command_line.PATCHES,
+    *server_args.PATCHES,
+    *schedule_batch.PATCHES,
+    *draft_input.PATCHES,
+    *kv_reserve.PATCHES,
+    *seq_lens.PATCHES,
+    *worker_graphs.PATCHES,
+    *worker_forward.PATCHES,
+    *decode_result.PATCHES,
+    *decode_report.PATCHES,
+    *internal_state.PATCHES,
+    *request_metrics.PATCHES,
+)

@@ -1,0 +1,38 @@
+"""Reserve as many KV slots as the mode needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_adaptive_spec.activate import Plugin
+from sglang_adaptive_spec.patching import Patch
+
+_DEFINED_IN = "sglang.srt.mem_cache.common:get_alloc_reserve_per_decode"
+
+
+def _reserve(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
+    del instance
+    if plugin.engine is None:
+        return original(*args, **kwargs)
+    return plugin.engine.reserve_tokens(lambda: original(*args, **kwargs))
+
+
+PATCHES = (
+    Patch(
+        target="sglang.srt.speculative.eagle_info_v2:get_alloc_reserve_per_decode",
+        defined_in=_DEFINED_IN,
+        wrapper=_reserve,
+        why="What preparation allocates: one slot a request for a plain step, SGLang's reserve otherwise.",
+        upstream="none",
+        remove_when="The reserve of a decode step is a parameter.",
+    ),
+    Patch(
+        target="sglang.srt.managers.schedule_batch:get_alloc_reserve_per_decode",
+        defined_in=_DEFINED_IN,
+        wrapper=_reserve,
+        why="What the scheduler reckons with before it retracts: a batch that may run plain needs less.",
+        upstream="none",
+        remove_when="The reserve of a decode step is a parameter.",
+    ),
+)

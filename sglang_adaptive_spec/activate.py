@@ -1,0 +1,198 @@
+"""Activate the plugin in one process: release lock, patches, and later the checks that need arguments."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sglang_adaptive_spec import __version__
+from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings, read_config_variable
+from sglang_adaptive_spec.errors import Refusal
+from sglang_adaptive_spec.patching import PatchSet
+from sglang_adaptive_spec.releases import lock
+from sglang_adaptive_spec.releases.base import PlainRuntime, Release
+
+logger = logging.getLogger(__name__)
+
+DRIFT_VARIABLE = "SGLANG_ADAPTIVE_SPEC_ALLOW_DRIFT"
+"""Comma-separated functions whose body may differ from the lock file."""
+
+
+@dataclass
+class Plugin:
+    """What this process's patches share; one a process, made when the plugin activates.
+
+    Attributes:
+        release: The adapter of the installed SGLang.
+        sglang_version: The installed SGLang.
+    """
+
+    release: Release
+    sglang_version: str
+    _engine: Any = None
+
+    @cached_property
+    def patch_set(self) -> PatchSet:
+        """The patches on this process's SGLang."""
+        return PatchSet(self, self.release.patches)
+
+    def check(self, server_args: Any) -> None:
+        """Refuse arguments that can't be served, before anything is started.
+
+        Raises:
+            Refusal: what, why, and what to do.
+        """
+        asked = read_config_variable()
+        if not self.release.speculates(server_args):
+            if asked is None:
+                return
+            raise Refusal(
+                "Settings of this plugin were given, but no speculative algorithm.",
+                "Without speculation there is nothing to switch off: every step is plain already.",
+                "Add --speculative-algorithm and a draft model, or drop the plugin's settings "
+                f"(flags or {CONFIG_VARIABLE}).",
+            )
+        self.release.preflight(server_args, Settings.from_mapping(asked or {}))
+
+    @property
+    def engine(self) -> Any:
+        """The scheduler process's engine, or None while this process speculates nothing."""
+        return self._engine
+
+    def start_engine(self, server_args: Any) -> None:
+        """Make the engine, in the scheduler's process, once its arguments are known."""
+        from sglang_adaptive_spec.engine.core import AdaptiveEngine
+
+        settings = Settings.from_mapping(read_config_variable() or {})
+        self._engine = AdaptiveEngine(settings, self.release, server_args)
+
+    def summary(self, runtime: PlainRuntime | None) -> str:
+        """The one line that a started scheduler logs."""
+        settings = self._engine.settings
+        policy = settings.policy
+        if policy == "threshold":
+            policy = (
+                f"plain above {settings.threshold_requests} running requests, "
+                f"spec again at {settings.resume_threshold_requests}"
+            )
+        built = "no plain graphs (not needed)"
+        if runtime is not None:
+            graphs = f"{len(runtime.graph_sizes)} sizes" if runtime.graph_sizes else "eager"
+            built = f"plain graphs: {graphs}, {runtime.memory_gib:.2f} GiB, {runtime.build_seconds:.1f} s"
+        applied = len(self.patch_set.applied)
+        return (
+            f"adaptive-spec {__version__} on SGLang {self.sglang_version}: {policy}; {built}; {applied} functions "
+            "wrapped"
+        )
+
+
+_plugin: Plugin | None = None
+
+
+def activate() -> Plugin:
+    """Check the installed SGLang against its lock and apply the patches; once a process.
+
+    Raises:
+        Refusal: SGLang is missing, of an unknown release, or changed where this plugin wraps it.
+    """
+    global _plugin
+    if _plugin is None:
+        installed = installed_sglang()
+        release = release_for(installed)
+        check_lock(installed, release)
+        plugin = Plugin(release, installed)
+        plugin.patch_set.apply()
+        _plugin = plugin
+    return _plugin
+
+
+def installed_sglang() -> str:
+    """The version of the installed SGLang.
+
+    Raises:
+        Refusal: there is none.
+    """
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        raise Refusal(
+            "SGLang is not installed.",
+            "This plugin changes a running SGLang; on its own it does nothing.",
+            "pip install sglang, in the environment of this plugin.",
+        ) from None
+
+
+def release_for(installed: str) -> Release:
+    """The adapter that serves a version of SGLang.
+
+    Raises:
+        Refusal: none does.
+    """
+    from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
+
+    adapters: tuple[Release, ...] = (Sglang0514(),)
+    for adapter in adapters:
+        if installed in adapter.names:
+            return adapter
+    served = ", ".join(name for adapter in adapters for name in adapter.names)
+    raise Refusal(
+        f"SGLang {installed} is installed, which this plugin has not been proven on.",
+        "SGLang rewrites the functions this plugin wraps in nearly every release; on an unknown one it could "
+        "corrupt the KV cache.",
+        f"Install a served release ({served}), or unset SGLANG_ADAPTIVE_SPEC.",
+    )
+
+
+def locked_functions(installed: str) -> tuple[str, ...]:
+    """Every function that the lock of a release describes, as ``module:qualified.name``."""
+    release = release_for(installed)
+    return (*(patch.source for patch in release.patches), *release.relies_on)
+
+
+def check_lock(installed: str, release: Release, root: Path | None = None) -> None:
+    """Compare the installed source with the lock file of its release.
+
+    Args:
+        installed: The version of SGLang.
+        release: The adapter that serves it.
+        root: The folder that contains the ``sglang`` package; found by itself unless given.
+
+    Raises:
+        Refusal: a function that is wrapped or relied on has changed.
+    """
+    del release
+    locked = lock.read_lock(installed)
+    changes = lock.drifted(locked, lock.describe(root or _sglang_root(), locked))
+    allowed = {name.strip() for name in os.environ.get(DRIFT_VARIABLE, "").split(",") if name.strip()}
+    refused = {name: change for name, change in changes.items() if not _may_drift(name, change, allowed)}
+    if refused:
+        raise Refusal(
+            f"SGLang {installed} differs from what this plugin was proven on: {_list(refused)}.",
+            "The plugin wraps or relies on these functions, and what it assumes of them may no longer hold.",
+            f"Reinstall SGLang {installed} unmodified. If you changed a body yourself and know it to be "
+            f"compatible, set {DRIFT_VARIABLE}={','.join(refused)}.",
+        )
+    if changes:
+        logger.warning("adaptive-spec: running on a changed SGLang, as %s allows: %s", DRIFT_VARIABLE, _list(changes))
+
+
+def _may_drift(name: str, change: str, allowed: set[str]) -> bool:
+    return change == "body" and (name in allowed or name.partition(":")[2] in allowed)
+
+
+def _list(changes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({change})" for name, change in sorted(changes.items()))
+
+
+def _sglang_root() -> Path:
+    spec = find_spec("sglang")
+    assert spec is not None, "its metadata is installed"
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]).parent

@@ -1,0 +1,145 @@
+"""The mode of each decode step: one controller a scheduler process."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.policies import Observation, Policy
+
+logger = logging.getLogger(__name__)
+
+_SWITCHES_KEPT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One change of mode.
+
+    Attributes:
+        step: Decode step that was the first in the new mode, counted from the start of the server.
+        running_requests: Requests in that step's batch.
+        at_seconds: Unix time.
+    """
+
+    step: int
+    before: Mode
+    after: Mode
+    reason: SwitchReason
+    running_requests: int
+    at_seconds: float
+
+
+class Controller:
+    """Owns the policy, the current mode and the counters.
+
+    Every input is equal on all tensor-parallel ranks, so every rank decides alike without a message.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.mode = policy.initial_mode
+        self.steps: Counter[Mode] = Counter()
+        self.tokens: Counter[Mode] = Counter()
+        self.verified_requests = 0
+        self.faults = 0
+        self.switches: deque[Switch] = deque(maxlen=_SWITCHES_KEPT)
+        self.switch_counts: Counter[SwitchReason] = Counter()
+        self._steps_in_mode = 0
+        self._spec_only = False
+
+    def decide(self, running_requests: int, spec_fits: Callable[[], bool]) -> Decision:
+        """Choose the mode of the step being prepared.
+
+        Args:
+            running_requests: Requests in the batch.
+            spec_fits: Whether there are KV slots enough to speculate; asked only when it matters.
+        """
+        seen = Observation(running_requests, self.mode, self._steps_in_mode)
+        decision = self._ask_policy(seen)
+        if decision.mode is Mode.SPEC and self.can_drop_to_plain and not spec_fits():
+            # A plain step needs one slot a request: better slower than a request thrown out.
+            decision = Decision(Mode.PLAIN, SwitchReason.KV_PRESSURE)
+        self._enter(decision, running_requests)
+        return decision
+
+    def _ask_policy(self, seen: Observation) -> Decision:
+        if self._spec_only:
+            return Decision(Mode.SPEC, SwitchReason.FAULT)
+        try:
+            return self.policy.decide(seen)
+        except Exception as error:
+            self.fault("the policy failed", error)
+            return Decision(Mode.SPEC, SwitchReason.FAULT)
+
+    def _enter(self, decision: Decision, running_requests: int) -> None:
+        if decision.mode is not self.mode:
+            step = self.steps.total()
+            switch = Switch(step, self.mode, decision.mode, decision.reason, running_requests, time.time())
+            self.switches.append(switch)
+            self.switch_counts[decision.reason] += 1
+            logger.info(
+                "adaptive-spec: %s -> %s (%s), #running-req: %d, step %d",
+                switch.before.value,
+                switch.after.value,
+                switch.reason.value,
+                running_requests,
+                step,
+            )
+            self.mode = decision.mode
+            self._steps_in_mode = 0
+        self._steps_in_mode += 1
+        self.steps[decision.mode] += 1
+
+    def fault(self, what: str, error: BaseException | None = None) -> None:
+        """Count a fault of ours; from the first one on the server speculates as SGLang alone would."""
+        self.faults += 1
+        if not self._spec_only:
+            self._spec_only = True
+            logger.error(
+                "adaptive-spec: %s; from here on SGLang speculates as it would alone. Please report this.",
+                what,
+                exc_info=error,
+            )
+
+    @property
+    def can_drop_to_plain(self) -> bool:
+        """Whether a batch that can't speculate for want of KV slots may run plain instead."""
+        return self.policy.needs_plain and not self._spec_only
+
+    def note_result(self, mode: Mode, requests: int, tokens: int) -> None:
+        """Count one processed decode result."""
+        self.tokens[mode] += tokens
+        if mode is Mode.SPEC:
+            self.verified_requests += requests
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state as plain JSON types."""
+        accept_length = self.tokens[Mode.SPEC] / self.verified_requests if self.verified_requests else None
+        return {
+            "mode": self.mode.value,
+            "steps": {mode.value: self.steps[mode] for mode in Mode},
+            "tokens": {mode.value: self.tokens[mode] for mode in Mode},
+            "verified_requests": self.verified_requests,
+            "accept_length": accept_length,
+            "switches": sum(self.switch_counts.values()),
+            "switches_by_reason": {r.value: n for r, n in sorted(self.switch_counts.items())},
+            "last_switches": [
+                {
+                    "step": s.step,
+                    "from": s.before.value,
+                    "to": s.after.value,
+                    "reason": s.reason.value,
+                    "running_requests": s.running_requests,
+                    "at_seconds": s.at_seconds,
+                }
+                for s in self.switches
+            ],
+            "faults": self.faults,
+        }
+

@@ -1,0 +1,188 @@
+"""One scheduler process's engine: prepares, runs and accounts for each decode step in its mode."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.controller import Controller
+from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
+from sglang_adaptive_spec.errors import Refusal
+from sglang_adaptive_spec.modes import Mode
+from sglang_adaptive_spec.policies import Policy, make_policy
+from sglang_adaptive_spec.releases.base import PlainRuntime, Release
+
+logger = logging.getLogger(__name__)
+
+
+class AdaptiveEngine:
+    """Carries a step from the decision to the processed result.
+
+    A decode step passes through in this order: :meth:`plan` before SGLang prepares the batch, :meth:`prepare`
+    around its allocation, :meth:`run` in the worker, :meth:`process` around SGLang's result processing.
+    """
+
+    def __init__(self, settings: Settings, release: Release, server_args: Any) -> None:
+        policy = make_policy(settings)
+        self.settings = settings
+        self.release = release
+        self.controller = Controller(policy)
+        self.runtime: PlainRuntime | None = None
+        self._keeps_draft = policy.returns_to_spec
+        self._most_accepted_tokens = release.most_accepted_tokens(server_args)
+        # Verify results still on their way to the host: while there are any, the host's committed lengths lag.
+        self._unresolved_spec_steps = 0
+        self._scoped_plan: StepPlan | None = None
+
+    # --- start -------------------------------------------------------------------------------------------
+
+    def build(self, worker: Any) -> PlainRuntime | None:
+        """Build what plain steps need, if the policy can ask for any."""
+        if self.controller.policy.needs_plain:
+            self.runtime = self.release.build_plain_runtime(worker, keeps_draft=self._keeps_draft)
+        return self.runtime
+
+    # --- preparation -------------------------------------------------------------------------------------
+
+    def plan(self, batch: Any) -> StepPlan:
+        """Decide the mode of the step being prepared, and stamp it on the batch."""
+        requests = self.release.batch_size(batch)
+        decision = self.controller.decide(requests, lambda: self._spec_fits(batch))
+        plan = StepPlan(decision, requests)
+        if decision.mode is Mode.PLAIN:
+            plan.reserve_tokens = self._plain_reserve_tokens()
+        self.release.stamp(batch, plan)
+        return plan
+
+    def prepare(self, batch: Any, upstream: Callable[[], Any]) -> Any:
+        """Let SGLang allocate for the planned mode."""
+        plan = self.release.plan_of(batch)
+        if plan is None:
+            return upstream()
+        with self._reserving(plan):
+            prepared = upstream()
+        plan.prepared = plan.mode
+        if plan.mode is Mode.PLAIN and not self._unresolved_spec_steps:
+            plan.host_seq_lens = self.release.host_seq_lens(batch)
+        return prepared
+
+    def reserve_tokens(self, upstream: Callable[[], int]) -> int:
+        """KV slots to ensure past a request's committed length.
+
+        While a step is being prepared, its plan says. Otherwise SGLang asks for an estimate, to decide on
+        retraction: a batch that may drop to plain needs no more than that.
+        """
+        if self._scoped_plan is not None:
+            reserve = self._scoped_plan.reserve_tokens
+            return upstream() if reserve is None else reserve
+        return self._plain_reserve_tokens() if self.controller.can_drop_to_plain else upstream()
+
+    def _plain_reserve_tokens(self) -> int:
+        # One slot for the step; and while a verify result is outstanding, whatever it may have accepted.
+        return self._most_accepted_tokens if self._unresolved_spec_steps else 1
+
+    @contextmanager
+    def _reserving(self, plan: StepPlan) -> Iterator[None]:
+        outer, self._scoped_plan = self._scoped_plan, plan
+        try:
+            yield
+        finally:
+            self._scoped_plan = outer
+
+    def _spec_fits(self, batch: Any) -> bool:
+        with self._reserving(_SPEC_ESTIMATE):
+            return self.release.spec_fits(batch)
+
+    # --- the worker --------------------------------------------------------------------------------------
+
+    def run(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any], prepare: Any) -> Any:
+        """Run a batch in the mode it was prepared for.
+
+        Args:
+            worker: SGLang's speculative worker.
+            batch: The batch, within the scheduler's snapshot and restore.
+            publish: Called with the new sequence lengths as soon as they are known; None without overlap.
+            upstream: SGLang's own forward.
+            prepare: SGLang's own preparation of a decode batch, for a fallback.
+        """
+        if not self.release.is_decode(batch):
+            return self._run_prefill(worker, batch, publish, upstream)
+        mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
+        if complaint:
+            self.controller.fault(complaint)
+        if mode is Mode.PLAIN and self.runtime is not None:
+            try:
+                return self.release.run_plain_decode(worker, self.runtime, batch, publish)
+            except Exception as error:
+                self.controller.fault("a plain step failed", error)
+                with self._reserving(_SPEC_ESTIMATE):
+                    self.release.reserve_for_spec(batch, prepare)
+        self._unresolved_spec_steps += 1
+        return upstream()
+
+    def _run_prefill(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any]) -> Any:
+        if self.runtime is None or self._keeps_draft:
+            return upstream()
+        return self.release.run_plain_prefill(worker, self.runtime, batch, publish)
+
+    # --- results -----------------------------------------------------------------------------------------
+
+    def process(self, batch: Any, result: Any, upstream: Callable[[Any], Any]) -> Any:
+        """Let SGLang process a decode result, a plain one as it would without speculation."""
+        mode = self.release.mode_of_result(result)
+        if mode is Mode.SPEC:
+            self._unresolved_spec_steps = max(0, self._unresolved_spec_steps - 1)
+        else:
+            batch = self.release.as_plain_result_batch(batch)
+        processed = upstream(batch)
+        self.controller.note_result(mode, *self.release.result_counts(batch, result))
+        return processed
+
+    # --- control -----------------------------------------------------------------------------------------
+
+    def use(self, settings: Settings) -> None:
+        """Put other settings in charge from the next step on.
+
+        Raises:
+            Refusal: this server was not started with what the new policy needs.
+        """
+        policy: Policy = make_policy(settings)
+        if policy.needs_plain and self.runtime is None:
+            raise Refusal(
+                "This server can't run plain steps.",
+                "It was started with the fixed policy 'spec', so no plain graphs were built.",
+                "Start it with the policy 'threshold'.",
+            )
+        if policy.initial_mode is Mode.SPEC and not self._keeps_draft and self.runtime is not None:
+            raise Refusal(
+                "This server can't return to speculation.",
+                "It was started with the fixed policy 'plain', so the draft was never kept up to date.",
+                "Start it with the policy 'threshold'.",
+            )
+        self.settings = settings
+        self.controller.policy = policy
+        logger.info("adaptive-spec: settings are now %s", settings.to_json())
+
+    def snapshot(self) -> dict[str, Any]:
+        """Settings, mode and counters as plain JSON types."""
+        runtime = self.runtime
+        return {
+            "policy": self.settings.policy,
+            "settings": self.settings.to_json(),
+            **self.controller.snapshot(),
+            "plain_memory_gib": round(runtime.memory_gib, 3) if runtime else 0.0,
+            "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],
+        }
+
+
+def _spec_estimate() -> StepPlan:
+    from sglang_adaptive_spec.modes import Decision, SwitchReason
+
+    return StepPlan(Decision(Mode.SPEC, SwitchReason.STEADY), 0)
+
+
+_SPEC_ESTIMATE = _spec_estimate()
+"""A scope in which SGLang's own reserve holds."""

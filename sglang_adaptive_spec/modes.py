@@ -1,0 +1,35 @@
+"""The two ways a decode step can run, and why one gave way to the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Mode(str, Enum):
+    """How a decode step runs."""
+
+    SPEC = "spec"  # SGLang's own draft, verify, draft-extend
+    PLAIN = "plain"  # one target forward, one token and one KV slot a request
+
+
+class SwitchReason(str, Enum):
+    """Why a step runs in the mode it runs in."""
+
+    FIXED = "fixed policy"
+    LOAD_ROSE = "more requests run than the threshold"
+    LOAD_FELL = "few enough requests run to resume"
+    STEADY = "no reason to change"
+    DWELL = "the last switch is too recent"
+    FORCED = "forced flip"
+    HELD = "held by the operator"
+    KV_PRESSURE = "too few free KV slots to speculate"
+    FAULT = "a fault of the plugin"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The mode of one decode step."""
+
+    mode: Mode
+    reason: SwitchReason

@@ -1,0 +1,37 @@
+"""The entry point that SGLang loads in every one of its processes.
+
+Standard library only, and nothing of ours is imported before the environment says so: without
+``SGLANG_ADAPTIVE_SPEC=1`` an installed plugin costs one dictionary look-up a process.
+"""
+
+import os
+
+ENABLE_VARIABLE = "SGLANG_ADAPTIVE_SPEC"
+_ON = {"1", "true", "yes", "on"}
+_OFF = {"", "0", "false", "no", "off"}
+
+
+def register() -> None:
+    """Activate the plugin in this process if the environment asks for it.
+
+    Raises:
+        SystemExit: what was asked can't be had; the message is on standard error. SGLang swallows a
+            plugin's exceptions, but not this one.
+    """
+    asked = os.environ.get(ENABLE_VARIABLE, "").strip().lower()
+    if asked in _OFF:
+        return
+    from sglang_adaptive_spec.errors import Refusal
+
+    try:
+        if asked not in _ON:
+            raise Refusal(
+                f"{ENABLE_VARIABLE}={asked!r} is neither on nor off.",
+                "Guessing would serve with or without the plugin against your wish.",
+                f"Set {ENABLE_VARIABLE}=1, or unset it.",
+            )
+        from sglang_adaptive_spec.activate import activate
+
+        activate()
+    except Refusal as refusal:
+        refusal.end_process()

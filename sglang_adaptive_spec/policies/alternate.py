@@ -1,0 +1,33 @@
+"""A flip every k steps: no use for serving, the sharpest tool for testing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.policies.base import Observation
+
+
+@dataclass(frozen=True)
+class AlternatePolicy:
+    """Each mode lasts ``period_steps`` decode steps, whatever the load."""
+
+    period_steps: int
+
+    @property
+    def returns_to_spec(self) -> bool:
+        return True
+
+    @property
+    def needs_plain(self) -> bool:
+        return True
+
+    @property
+    def initial_mode(self) -> Mode:
+        return Mode.SPEC
+
+    def decide(self, seen: Observation) -> Decision:
+        if seen.steps_in_mode < self.period_steps:
+            return Decision(seen.mode, SwitchReason.STEADY)
+        other = Mode.PLAIN if seen.mode is Mode.SPEC else Mode.SPEC
+        return Decision(other, SwitchReason.FORCED)

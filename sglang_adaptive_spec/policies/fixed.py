@@ -1,0 +1,31 @@
+"""Always one mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.policies.base import Observation
+
+
+@dataclass(frozen=True)
+class FixedPolicy:
+    """The same mode at every step; also what an operator's hold puts in the place of a policy."""
+
+    mode: Mode
+    reason: SwitchReason = SwitchReason.FIXED
+
+    @property
+    def returns_to_spec(self) -> bool:
+        return False
+
+    @property
+    def needs_plain(self) -> bool:
+        return self.mode is Mode.PLAIN
+
+    @property
+    def initial_mode(self) -> Mode:
+        return self.mode
+
+    def decide(self, seen: Observation) -> Decision:  # noqa: ARG002  (the protocol's shape)
+        return Decision(self.mode, self.reason)

@@ -1,0 +1,45 @@
+"""Plain above a batch size, speculative again below a smaller one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.policies.base import Observation
+
+
+@dataclass(frozen=True)
+class ThresholdPolicy:
+    """Hysteresis over the number of running requests.
+
+    Attributes:
+        disable_above_requests: Plain when more requests than this run.
+        resume_at_requests: Speculative again when this many or fewer run.
+        min_dwell_steps: Decode steps a mode lasts before the next switch.
+    """
+
+    disable_above_requests: int
+    resume_at_requests: int
+    min_dwell_steps: int
+
+    @property
+    def returns_to_spec(self) -> bool:
+        return True
+
+    @property
+    def needs_plain(self) -> bool:
+        return True
+
+    @property
+    def initial_mode(self) -> Mode:
+        return Mode.SPEC
+
+    def decide(self, seen: Observation) -> Decision:
+        wanted = Decision(seen.mode, SwitchReason.STEADY)
+        if seen.running_requests > self.disable_above_requests:
+            wanted = Decision(Mode.PLAIN, SwitchReason.LOAD_ROSE)
+        elif seen.running_requests <= self.resume_at_requests:
+            wanted = Decision(Mode.SPEC, SwitchReason.LOAD_FELL)
+        if wanted.mode is not seen.mode and seen.steps_in_mode < self.min_dwell_steps:
+            return Decision(seen.mode, SwitchReason.DWELL)
+        return wanted

@@ -1,0 +1,124 @@
+"""What this plugin does not serve on SGLang 0.5.14, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.errors import Refusal
+
+_SERVED_ALGORITHMS = ("EAGLE", "EAGLE3")
+
+
+@dataclass(frozen=True)
+class _Unserved:
+    """One feature of SGLang that plain and speculative steps are not yet proven to share."""
+
+    flag: str
+    asked: Callable[[Any], bool]
+    why: str
+    remedy: str = "Drop the flag, or start without this plugin."
+
+
+_NOT_PROVEN = "Switching modes under it has not been proven, and a wrong token is worse than a slow one."
+
+_UNSERVED = (
+    _Unserved(
+        "--speculative-adaptive",
+        lambda a: a.speculative_adaptive,
+        "SGLang's own adaptive speculation changes the draft width under way; two controllers would fight "
+        "over the same graphs.",
+        "Drop --speculative-adaptive: this plugin takes its place.",
+    ),
+    _Unserved(
+        "--enable-multi-layer-eagle",
+        lambda a: a.enable_multi_layer_eagle,
+        "It runs another worker, with one draft KV cache a layer to keep true.",
+    ),
+    _Unserved(
+        "--tp-size above 1",
+        lambda a: a.tp_size > 1,
+        "That all ranks switch at the same step follows from the design but has not been proven on several "
+        "GPUs yet.",
+        "Use one GPU a server, or start without this plugin.",
+    ),
+    _Unserved("--pp-size above 1", lambda a: a.pp_size > 1, "SGLang does not speculate with pipeline stages."),
+    _Unserved(
+        "--enable-dp-attention",
+        lambda a: a.enable_dp_attention,
+        "Its ranks step together, so they would have to agree on the mode at every step.",
+    ),
+    _Unserved("--dp-size above 1", lambda a: a.dp_size > 1, _NOT_PROVEN, "Start one server a replica."),
+    _Unserved(
+        "--disaggregation-mode",
+        lambda a: a.disaggregation_mode != "null",
+        "Decode batches are built elsewhere there, past the point where the mode is decided.",
+    ),
+    _Unserved("--enable-two-batch-overlap", lambda a: a.enable_two_batch_overlap, _NOT_PROVEN),
+    _Unserved("--enable-pdmux", lambda a: a.enable_pdmux, _NOT_PROVEN),
+    _Unserved("--enable-hisparse", lambda a: a.enable_hisparse, _NOT_PROVEN),
+    _Unserved("--enable-hierarchical-cache", lambda a: a.enable_hierarchical_cache, _NOT_PROVEN),
+    _Unserved("--enable-streaming-session", lambda a: a.enable_streaming_session, _NOT_PROVEN),
+    _Unserved("--enable-lora", lambda a: bool(a.enable_lora or a.lora_paths), _NOT_PROVEN),
+    _Unserved("--enable-torch-compile", lambda a: a.enable_torch_compile, _NOT_PROVEN),
+    _Unserved("--enable-memory-saver", lambda a: a.enable_memory_saver, _NOT_PROVEN),
+    _Unserved(
+        "--speculative-use-rejection-sampling", lambda a: a.speculative_use_rejection_sampling, _NOT_PROVEN
+    ),
+)
+
+
+def refuse_unserved(server_args: Any, settings: Settings) -> None:
+    """Refuse what is not served.
+
+    Raises:
+        Refusal: naming every unserved flag, so that one start shows all of them.
+    """
+    algorithm = server_args.speculative_algorithm
+    if algorithm.upper() not in _SERVED_ALGORITHMS:
+        raise Refusal(
+            f"--speculative-algorithm {algorithm} is not served.",
+            "This plugin keeps the draft of EAGLE, EAGLE3 and MTP (NEXTN) true across plain steps; this kind "
+            "needs another way that is not built yet.",
+            "Use EAGLE, EAGLE3 or NEXTN, or start without this plugin.",
+        )
+    found = [feature for feature in _UNSERVED if feature.asked(server_args)]
+    found += _unserved_models(server_args)
+    found += _unserved_hidden_states(server_args, settings)
+    if len(found) == 1:
+        raise Refusal(f"{found[0].flag} is not served.", found[0].why, found[0].remedy)
+    if found:
+        raise Refusal(
+            f"{', '.join(feature.flag for feature in found)} are not served.",
+            " ".join(dict.fromkeys(feature.why for feature in found)),
+            "Drop these flags, or start without this plugin.",
+        )
+
+
+def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[_Unserved]:
+    if not server_args.enable_return_hidden_states or server_args.speculative_algorithm != "EAGLE3":
+        return
+    if settings.policy not in ("spec", "plain"):
+        yield _Unserved(
+            "--enable-return-hidden-states with EAGLE3 and a policy that switches",
+            lambda _: True,
+            "SGLang's EAGLE3 steps return the draft's auxiliary states, plain ones the model's last: one "
+            "response would mix the two.",
+            "Use --adaptive-spec-policy spec or plain, or drop the flag.",
+        )
+
+
+def _unserved_models(server_args: Any) -> Iterator[_Unserved]:
+    model = server_args.get_model_config()
+    config = model.hf_config
+    remedy = "Start this model without the plugin."
+    if model.is_multimodal and server_args.enable_multimodal is not False:
+        yield _Unserved("a multimodal model", lambda _: True, _NOT_PROVEN, remedy)
+    if model.is_hybrid_swa:
+        yield _Unserved("a model with sliding-window layers", lambda _: True, _NOT_PROVEN, remedy)
+    if model.is_encoder_decoder:
+        yield _Unserved("an encoder-decoder model", lambda _: True, _NOT_PROVEN, remedy)
+    if any(hasattr(config, name) for name in ("mamba_chunk_size", "linear_key_head_dim", "mamba_d_state")):
+        yield _Unserved("a model with state-space or linear-attention layers", lambda _: True, _NOT_PROVEN, remedy)

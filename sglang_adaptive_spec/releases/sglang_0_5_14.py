@@ -1,0 +1,425 @@
+"""SGLang 0.5.14: the spec-v2 worker takes the ``ScheduleBatch`` itself, within the scheduler's snapshot."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.engine.steps import StepPlan
+from sglang_adaptive_spec.modes import Mode
+from sglang_adaptive_spec.patching import Patch
+from sglang_adaptive_spec.releases.base import PlainRuntime
+from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unserved
+
+_PLAN = "adaptive_spec_plan"
+_MODE = "adaptive_spec_mode"
+
+# What a plain step changes on the batch, restored before anything else looks at it.
+_STEP_FIELDS = (
+    "capture_hidden_mode",
+    "input_ids",
+    "out_cache_loc",
+    "seq_lens",
+    "seq_lens_cpu",
+    "seq_lens_sum",
+    "spec_algorithm",
+    "spec_info",
+)
+
+
+@dataclass(frozen=True)
+class DraftSync:
+    """SGLang's draft-extend, built for one token a request instead of a whole verify width."""
+
+    attn_backend: Any
+    graph_runner: Any
+
+
+class Sglang0514:
+    """The adapter for 0.5.14."""
+
+    names = ("0.5.14",)
+    relies_on = (
+        "sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extras",
+        "sglang.srt.managers.overlap_utils:FutureMap.publish",
+        "sglang.srt.managers.overlap_utils:FutureMap.stash",
+        "sglang.srt.managers.overlap_utils:resolve_forward_inputs",
+        "sglang.srt.managers.schedule_batch:ScheduleBatch.check_decode_mem",
+        "sglang.srt.managers.schedule_batch:ScheduleBatch.copy",
+        "sglang.srt.managers.schedule_batch:ScheduleBatch.filter_batch",
+        "sglang.srt.managers.schedule_batch:ScheduleBatch.merge_batch",
+        "sglang.srt.managers.schedule_batch:ScheduleBatch.new_tokens_required_next_decode",
+        "sglang.srt.managers.schedule_batch:ScheduleBatch._new_tokens_required_next_decode_spec_v2",
+        "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier",
+        "sglang.srt.managers.scheduler:Scheduler._forward_isolation",
+        "sglang.srt.managers.scheduler:Scheduler.event_loop_normal",
+        "sglang.srt.managers.scheduler:Scheduler.event_loop_overlap",
+        "sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch",
+        "sglang.srt.managers.scheduler:Scheduler.run_batch",
+        "sglang.srt.managers.scheduler:Scheduler.update_running_batch",
+        "sglang.srt.managers.scheduler_components.batch_result_processor:"
+        "SchedulerBatchResultProcessor._apply_decode_logprobs",
+        "sglang.srt.managers.scheduler_components.batch_result_processor:"
+        "SchedulerBatchResultProcessor._normalize_decode_outputs",
+        "sglang.srt.managers.scheduler_components.batch_result_processor:"
+        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+        "sglang.srt.managers.utils:GenerationBatchResult.copy_to_cpu",
+        "sglang.srt.mem_cache.common:alloc_paged_token_slots_extend",
+        "sglang.srt.mem_cache.common:alloc_token_slots",
+        "sglang.srt.mem_cache.common:get_alloc_len_per_decode",
+        "sglang.srt.mem_cache.common:release_kv_cache",
+        "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
+        "sglang.srt.model_executor.model_runner:ModelRunner._forward_raw",
+        "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.__init__",
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.can_run_graph",
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.execute",
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.load_batch",
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.recapture_if_needed",
+        "sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
+        "sglang.srt.speculative.eagle_info:EagleDraftInput.filter_batch",
+        "sglang.srt.speculative.eagle_info:EagleDraftInput.merge_batch",
+        "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._override_worker_state",
+        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._capture_cuda_graphs",
+        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
+        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker.init_attention_backend",
+    )
+
+    @property
+    def patches(self) -> tuple[Patch, ...]:
+        """Read from ``sglang_adaptive_spec.patches``, where each says what it is for."""
+        patches: tuple[Patch, ...] = importlib.import_module("sglang_adaptive_spec.patches").PATCHES
+        return patches
+
+    def preflight(self, server_args: Any, settings: Settings) -> None:
+        refuse_unserved(server_args, settings)
+
+    def speculates(self, server_args: Any) -> bool:
+        return server_args.speculative_algorithm is not None
+
+    # --- the batch, while the scheduler prepares it ------------------------------------------------------
+
+    def is_speculative(self, batch: Any) -> bool:
+        return not batch.spec_algorithm.is_none()
+
+    def batch_size(self, batch: Any) -> int:
+        return len(batch.reqs)
+
+    def stamp(self, batch: Any, plan: StepPlan) -> None:
+        # Not a dataclass field of ScheduleBatch, so the scheduler's snapshot and copy() leave it alone.
+        setattr(batch, _PLAN, plan)
+
+    def plan_of(self, batch: Any) -> StepPlan | None:
+        plan: StepPlan | None = getattr(batch, _PLAN, None)
+        return plan
+
+    def host_seq_lens(self, batch: Any) -> Any:
+        # Preparation has already claimed the slot of this step, hence the -1.
+        return torch.tensor([req.kv_committed_len - 1 for req in batch.reqs], dtype=torch.int64)
+
+    def most_accepted_tokens(self, server_args: Any) -> int:
+        return int(server_args.speculative_num_steps) + 1
+
+    def spec_fits(self, batch: Any) -> bool:
+        from sglang.srt.managers.schedule_batch import get_alloc_reserve_per_decode
+
+        allocator = batch.token_to_kv_pool_allocator
+        # Cheap and nearly always enough; the exact estimate below walks the requests and may evict.
+        most = len(batch.reqs) * (get_alloc_reserve_per_decode() + allocator.page_size)
+        return bool(allocator.available_size() >= most or batch.check_decode_mem())
+
+    # --- the worker --------------------------------------------------------------------------------------
+
+    def build_plain_runtime(self, worker: Any, *, keeps_draft: bool) -> PlainRuntime:
+        from sglang.srt.utils.common import get_available_gpu_memory
+
+        def free_gib() -> float:
+            return float(get_available_gpu_memory(worker.device, worker.gpu_id))
+
+        start, free_before = time.perf_counter(), free_gib()
+        attn_backend, graph_runner, sizes = self._build_target(worker, capture_hidden=keeps_draft)
+        draft_sync = self._build_draft_sync(worker) if keeps_draft else None
+        return PlainRuntime(
+            attn_backend=attn_backend,
+            graph_runner=graph_runner,
+            draft_sync=draft_sync,
+            memory_gib=max(0.0, free_before - free_gib()),
+            build_seconds=time.perf_counter() - start,
+            graph_sizes=sizes,
+        )
+
+    def _build_target(self, worker: Any, *, capture_hidden: bool) -> tuple[Any, Any, tuple[int, ...]]:
+        from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
+
+        runner = worker.target_worker.model_runner
+        live = runner.attn_backend
+        with ExitStack() as stack:
+            stack.enter_context(_without_speculation(runner, capture_hidden=capture_hidden))
+            if not capture_hidden:
+                stack.enter_context(_without_aux_capture(runner.model))
+            new_workspace = runner.init_new_workspace
+            try:
+                backend = runner._get_attention_backend(init_new_workspace=True)
+            finally:
+                runner.init_new_workspace = new_workspace
+            # Set by ModelRunner.init_attention_backend on its own; models dispatch on them.
+            backend.prefill_attention_backend_str = live.prefill_attention_backend_str
+            backend.decode_attention_backend_str = live.decode_attention_backend_str
+            if not isinstance(runner.decode_cuda_graph_runner, DecodeCudaGraphRunner):
+                return backend, runner.decode_cuda_graph_runner, ()
+            graphs = DecodeCudaGraphRunner(runner, attn_backend=backend)
+            return backend, graphs, tuple(graphs.capture_bs)
+
+    def _build_draft_sync(self, worker: Any) -> DraftSync:
+        draft = worker.draft_worker
+        # The width of SGLang's own 0-step tier: no drafting, one token to extend by.
+        with _draft_contexts(draft), worker._override_worker_state(0, 1):
+            draft.init_attention_backend()
+            draft._capture_cuda_graphs()
+            return DraftSync(draft.draft_extend_attn_backend, draft.cuda_graph_runner_for_draft_extend)
+
+    def is_decode(self, batch: Any) -> bool:
+        return bool(batch.forward_mode.is_decode() and not batch.is_extend_in_batch)
+
+    def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
+        draft_input, seq_lens = batch.spec_info, batch.seq_lens
+        runner = worker.target_worker.model_runner
+        with _plain_view(batch), _on_runtime(runner, runtime):
+            batch.input_ids = draft_input.bonus_tokens.to(torch.int64)
+            # Gathered on the GPU: after a verify step only the GPU knows where the next token belongs.
+            slots = runner.req_to_token_pool.req_to_token[batch.req_pool_indices, seq_lens].to(torch.int64)
+            batch.out_cache_loc = slots
+            batch.seq_lens = seq_lens + 1
+            batch.seq_lens_cpu = batch.seq_lens_cpu + 1
+            batch.seq_lens_sum = None
+            batch.capture_hidden_mode = _hidden_mode(full=runtime.draft_sync is not None)
+            new_seq_lens = batch.seq_lens
+            result = worker.target_worker.forward_batch_generation(batch)
+        result.new_seq_lens = new_seq_lens
+        result.accept_lens = torch.ones_like(seq_lens, dtype=torch.int32)
+        result.speculative_num_draft_tokens = 1
+        # A copy carries every extra along that the relay may expect.
+        result.next_draft_input = copy.copy(draft_input)
+        result.next_draft_input.bonus_tokens = result.next_token_ids
+        setattr(result, _MODE, Mode.PLAIN)
+        if publish is not None:
+            publish(new_seq_lens)
+        if runtime.draft_sync is not None:
+            self._sync_draft(worker, runtime.draft_sync, batch, result, slots)
+        else:
+            _hand_over_read_done(runner, worker.draft_worker.draft_runner)
+        return result
+
+    def _sync_draft(self, worker: Any, sync: DraftSync, batch: Any, result: Any, slots: Any) -> None:
+        draft = worker.draft_worker
+        with _step_fields_kept(batch), _draft_contexts(draft), _narrow(draft, sync):
+            batch.out_cache_loc = slots
+            draft._draft_extend_for_decode(batch, result)
+
+    def run_plain_prefill(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
+        from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+        runner = worker.target_worker.model_runner
+        with _plain_view(batch), _without_aux_capture(runner.model):
+            result = worker.target_worker.forward_batch_generation(batch)
+        result.new_seq_lens = batch.seq_lens
+        if publish is not None:
+            publish(result.new_seq_lens)
+        draft, requests = worker.draft_worker, len(batch.reqs)
+        hidden_size = EagleDraftInput.hidden_size_for(draft)
+        result.next_draft_input = EagleDraftInput(
+            topk_p=torch.zeros((requests, worker.topk), dtype=torch.float32, device=worker.device),
+            topk_index=torch.zeros((requests, worker.topk), dtype=torch.int64, device=worker.device),
+            hidden_states=torch.zeros(
+                (requests, hidden_size), dtype=EagleDraftInput.dtype_for(draft), device=worker.device
+            ),
+            bonus_tokens=result.next_token_ids,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+        return result
+
+    def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
+        sampling_info = batch.sampling_info
+        # Penalties were counted when the step was prepared the first time.
+        unpenalized = SimpleNamespace(penalizer_orchestrator=SimpleNamespace(is_required=False))
+        batch.sampling_info = unpenalized
+        try:
+            prepare(batch)
+        finally:
+            batch.sampling_info = sampling_info
+        for req in batch.reqs:
+            req.kv_committed_len -= 1
+            req.decode_batch_idx -= 1
+
+    # --- results -----------------------------------------------------------------------------------------
+
+    def mode_of_result(self, result: Any) -> Mode:
+        mode: Mode = getattr(result, _MODE, Mode.SPEC)
+        return mode
+
+    def as_plain_result_batch(self, batch: Any) -> Any:
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        view = copy.copy(batch)
+        view.spec_algorithm = SpeculativeAlgorithm.NONE
+        return view
+
+    def result_counts(self, batch: Any, result: Any) -> tuple[int, int]:
+        requests = len(batch.reqs)
+        return requests, requests + result.num_correct_drafts
+
+    @contextmanager
+    def without_spec_report(self, reporter: Any) -> Iterator[None]:
+        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+        with _swapped(reporter.scheduler, spec_algorithm=SpeculativeAlgorithm.NONE):
+            yield
+
+
+def _hidden_mode(*, full: bool) -> Any:
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    # None lets ForwardBatch choose, as it does without speculation.
+    return CaptureHiddenMode.FULL if full else None
+
+
+@contextmanager
+def _swapped(target: Any, **values: Any) -> Iterator[None]:
+    before = {name: getattr(target, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(target, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(target, name, value)
+
+
+@contextmanager
+def _step_fields_kept(batch: Any) -> Iterator[None]:
+    with _swapped(batch, **{name: getattr(batch, name) for name in _STEP_FIELDS}):
+        yield
+
+
+@contextmanager
+def _plain_view(batch: Any) -> Iterator[None]:
+    """Let a batch look as it would on a server without speculation."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    with _step_fields_kept(batch):
+        batch.spec_info = None
+        batch.spec_algorithm = SpeculativeAlgorithm.NONE
+        yield
+
+
+@contextmanager
+def _without_speculation(runner: Any, *, capture_hidden: bool) -> Iterator[None]:
+    """Let a model runner build backends and graphs as it would on a server without speculation."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    arguments = {
+        "speculative_algorithm": None,
+        "speculative_eagle_topk": None,
+        "speculative_num_draft_tokens": None,
+        "speculative_num_steps": None,
+    }
+    if capture_hidden:
+        # Graphs are captured with full hidden states from the start, or the first step would recapture them.
+        arguments["enable_return_hidden_states"] = True  # type: ignore[assignment]
+    with _swapped(runner.server_args, **arguments), _swapped(runner, spec_algorithm=SpeculativeAlgorithm.NONE):
+        yield
+
+
+@contextmanager
+def _without_aux_capture(model: Any) -> Iterator[None]:
+    """Let an EAGLE-3 target return its last hidden states, as on a server without speculation."""
+    with ExitStack() as stack:
+        for module in _capturing_modules(model):
+            if hasattr(module, "capture_aux_hidden_states"):
+                stack.enter_context(_swapped(module, capture_aux_hidden_states=False))
+            if hasattr(module, "layers_to_capture"):
+                stack.enter_context(_swapped(module, layers_to_capture=[]))
+        yield
+
+
+def _capturing_modules(model: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] | None = getattr(model, "_adaptive_spec_capturing", None)
+    if found is None:
+        found = tuple(
+            module
+            for module in model.modules()
+            if hasattr(module, "capture_aux_hidden_states") or hasattr(module, "layers_to_capture")
+        )
+        # Past nn.Module's own __setattr__: a tuple of modules must not become part of the model.
+        object.__setattr__(model, "_adaptive_spec_capturing", found)
+    return found
+
+
+@contextmanager
+def _on_runtime(runner: Any, runtime: PlainRuntime) -> Iterator[None]:
+    """Let the target forward on the plain backend and graphs; both are read live on each forward."""
+    with ExitStack() as stack:
+        stack.enter_context(
+            _swapped(
+                runner,
+                attn_backend=runtime.attn_backend,
+                decode_cuda_graph_runner=runtime.graph_runner,
+            )
+        )
+        if runtime.draft_sync is None:
+            stack.enter_context(_without_aux_capture(runner.model))
+        yield
+
+
+@contextmanager
+def _draft_contexts(draft: Any) -> Iterator[None]:
+    """What SGLang's own worker enters around everything that runs on the draft."""
+    from sglang.srt.layers.moe.utils import (
+        speculative_moe_a2a_backend_context,
+        speculative_moe_backend_context,
+    )
+
+    with (
+        draft.draft_tp_context(draft.draft_runner.tp_group),
+        speculative_moe_backend_context(),
+        speculative_moe_a2a_backend_context(),
+    ):
+        yield
+
+
+@contextmanager
+def _narrow(draft: Any, sync: DraftSync) -> Iterator[None]:
+    """Let the draft worker extend by one token a request."""
+    with ExitStack() as stack:
+        stack.enter_context(
+            _swapped(
+                draft,
+                speculative_num_draft_tokens=1,
+                draft_extend_attn_backend=sync.attn_backend,
+                cuda_graph_runner_for_draft_extend=sync.graph_runner,
+            )
+        )
+        if sync.attn_backend is not None:
+            stack.enter_context(_swapped(draft.draft_runner, attn_backend=sync.attn_backend))
+        yield
+
+
+def _hand_over_read_done(target: Any, draft: Any) -> None:
+    """Put the event that ends this step's reads where the scheduler's write barrier looks for it.
+
+    After a speculative step it looks at the draft's runner, which has no part in a plain one. Without the
+    event it would wait for the whole forward.
+    """
+    draft.war_fastpath_read_done_event = target.war_fastpath_read_done_event
+    target.war_fastpath_read_done_event = None
