@@ -11,11 +11,14 @@ from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.modes import Mode
+from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
 from sglang_adaptive_spec.policies import Policy, make_policy
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
 logger = logging.getLogger(__name__)
+
+_SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, SwitchReason.STEADY), batch_size=0)
+"""A scope in which SGLang's own reserve holds."""
 
 
 class AdaptiveEngine:
@@ -40,7 +43,12 @@ class AdaptiveEngine:
     # --- start -------------------------------------------------------------------------------------------
 
     def build(self, worker: Any) -> PlainRuntime | None:
-        """Build what plain steps need, if the policy can ask for any."""
+        """Build what plain steps need, if the policy can ask for any.
+
+        Raises:
+            Refusal: the loaded model can't be served.
+        """
+        self.release.check_worker(worker)
         if self.controller.policy.needs_plain:
             self.runtime = self.release.build_plain_runtime(worker, keeps_draft=self._keeps_draft)
         return self.runtime
@@ -126,7 +134,7 @@ class AdaptiveEngine:
     def _run_prefill(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any]) -> Any:
         if self.runtime is None or self._keeps_draft:
             return upstream()
-        return self.release.run_plain_prefill(worker, self.runtime, batch, publish)
+        return self.release.run_plain_prefill(worker, batch, publish)
 
     # --- results -----------------------------------------------------------------------------------------
 
@@ -178,11 +186,3 @@ class AdaptiveEngine:
         }
 
 
-def _spec_estimate() -> StepPlan:
-    from sglang_adaptive_spec.modes import Decision, SwitchReason
-
-    return StepPlan(Decision(Mode.SPEC, SwitchReason.STEADY), 0)
-
-
-_SPEC_ESTIMATE = _spec_estimate()
-"""A scope in which SGLang's own reserve holds."""

@@ -87,6 +87,13 @@ class Release(Protocol):
 
     # --- the worker --------------------------------------------------------------------------------------
 
+    def check_worker(self, worker: Any) -> None:
+        """Refuse a model that only shows itself once it is loaded.
+
+        Raises:
+            Refusal: what can't be served, why, and what to do.
+        """
+
     def build_plain_runtime(self, worker: Any, *, keeps_draft: bool) -> PlainRuntime:
         """Build the second attention backend and the plain graph set."""
 
@@ -96,7 +103,7 @@ class Release(Protocol):
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
         """Run one plain step and answer in the form of a speculative one, marked as plain."""
 
-    def run_plain_prefill(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
+    def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         """Run a prefill that owes the draft nothing, and answer in the form of a speculative one."""
 
     def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:

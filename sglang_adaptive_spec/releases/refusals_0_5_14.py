@@ -112,7 +112,6 @@ def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[_U
 
 def _unserved_models(server_args: Any) -> Iterator[_Unserved]:
     model = server_args.get_model_config()
-    config = model.hf_config
     remedy = "Start this model without the plugin."
     if model.is_multimodal and server_args.enable_multimodal is not False:
         yield _Unserved("a multimodal model", lambda _: True, _NOT_PROVEN, remedy)
@@ -120,5 +119,5 @@ def _unserved_models(server_args: Any) -> Iterator[_Unserved]:
         yield _Unserved("a model with sliding-window layers", lambda _: True, _NOT_PROVEN, remedy)
     if model.is_encoder_decoder:
         yield _Unserved("an encoder-decoder model", lambda _: True, _NOT_PROVEN, remedy)
-    if any(hasattr(config, name) for name in ("mamba_chunk_size", "linear_key_head_dim", "mamba_d_state")):
-        yield _Unserved("a model with state-space or linear-attention layers", lambda _: True, _NOT_PROVEN, remedy)
+    if model.attention_arch.name == "MLA":
+        yield _Unserved("a model with latent attention (MLA)", lambda _: True, _NOT_PROVEN, remedy)

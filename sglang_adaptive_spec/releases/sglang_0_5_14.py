@@ -15,6 +15,7 @@ import torch
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.engine.steps import StepPlan
+from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.base import PlainRuntime
@@ -22,6 +23,10 @@ from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unserved
 
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
+
+_RESULT_PROCESSOR = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
+)
 
 # What a plain step changes on the batch, restored before anything else looks at it.
 _STEP_FIELDS = (
@@ -66,12 +71,9 @@ class Sglang0514:
         "sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch",
         "sglang.srt.managers.scheduler:Scheduler.run_batch",
         "sglang.srt.managers.scheduler:Scheduler.update_running_batch",
-        "sglang.srt.managers.scheduler_components.batch_result_processor:"
-        "SchedulerBatchResultProcessor._apply_decode_logprobs",
-        "sglang.srt.managers.scheduler_components.batch_result_processor:"
-        "SchedulerBatchResultProcessor._normalize_decode_outputs",
-        "sglang.srt.managers.scheduler_components.batch_result_processor:"
-        "SchedulerBatchResultProcessor._resolve_spec_v2_tokens",
+        f"{_RESULT_PROCESSOR}._apply_decode_logprobs",
+        f"{_RESULT_PROCESSOR}._normalize_decode_outputs",
+        f"{_RESULT_PROCESSOR}._resolve_spec_v2_tokens",
         "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
         "sglang.srt.managers.utils:GenerationBatchResult.copy_to_cpu",
         "sglang.srt.mem_cache.common:alloc_paged_token_slots_extend",
@@ -139,6 +141,14 @@ class Sglang0514:
         return bool(allocator.available_size() >= most or batch.check_decode_mem())
 
     # --- the worker --------------------------------------------------------------------------------------
+
+    def check_worker(self, worker: Any) -> None:
+        if worker.target_worker.model_runner.mambaish_config is not None:
+            raise Refusal(
+                "A model with state-space or linear-attention layers is not served.",
+                "Its recurrent states would have to follow every change of mode, which is not built yet.",
+                "Start this model without the plugin.",
+            )
 
     def build_plain_runtime(self, worker: Any, *, keeps_draft: bool) -> PlainRuntime:
         from sglang.srt.utils.common import get_available_gpu_memory
@@ -226,7 +236,7 @@ class Sglang0514:
             batch.out_cache_loc = slots
             draft._draft_extend_for_decode(batch, result)
 
-    def run_plain_prefill(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
+    def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         from sglang.srt.speculative.eagle_info import EagleDraftInput
 
         runner = worker.target_worker.model_runner
