@@ -18,8 +18,7 @@ def _report(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: A
 
 PATCHES = (
     Patch(
-        target="sglang.srt.managers.scheduler_components.metrics_reporter:"
-        "SchedulerMetricsReporter.report_decode_stats",
+        target="sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter.report_decode_stats",
         wrapper=_report,
         why="It divides by the verify steps since the last line, of which there may be none.",
         upstream="none",

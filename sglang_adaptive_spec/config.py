@@ -72,8 +72,7 @@ class Settings:
         resume = self.resume_batch_threshold
         if resume is not None and not (resume < self.disable_batch_threshold or resume == 1):
             raise Refusal(
-                f"The resume threshold ({resume}) is not below the disable threshold "
-                f"({self.disable_batch_threshold}).",
+                f"The resume threshold ({resume}) is not below the disable threshold ({self.disable_batch_threshold}).",
                 "Without a gap between them the server would flip at every request that comes or goes.",
                 f"Choose --adaptive-spec-resume-batch-threshold below {self.disable_batch_threshold}, or "
                 "leave it out for three quarters of it.",

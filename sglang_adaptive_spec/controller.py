@@ -142,4 +142,3 @@ class Controller:
             ],
             "faults": self.faults,
         }
-

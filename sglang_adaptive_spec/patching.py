@@ -115,10 +115,7 @@ class PatchSet:
         lost = [
             patch.target
             for patch in self.patches
-            if patch.required
-            and patch.via == "wrapt"
-            and patch.module in sys.modules
-            and not self._in_chain(patch)
+            if patch.required and patch.via == "wrapt" and patch.module in sys.modules and not self._in_chain(patch)
         ]
         if lost:
             raise Refusal(

@@ -184,5 +184,3 @@ class AdaptiveEngine:
             "plain_memory_gib": round(runtime.memory_gib, 3) if runtime else 0.0,
             "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],
         }
-
-

@@ -41,10 +41,7 @@ def locked_releases() -> tuple[str, ...]:
 def read_lock(release: str) -> dict[str, FunctionLock]:
     """The lock of a release, by ``module:qualified.name``."""
     raw = json.loads(lock_path(release).read_text())
-    return {
-        name: FunctionLock(tuple(entry["parameters"]), entry["digest"])
-        for name, entry in raw["functions"].items()
-    }
+    return {name: FunctionLock(tuple(entry["parameters"]), entry["digest"]) for name, entry in raw["functions"].items()}
 
 
 def describe(root: Path, names: Iterable[str]) -> dict[str, FunctionLock | None]:

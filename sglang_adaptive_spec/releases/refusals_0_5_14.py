@@ -40,8 +40,7 @@ _UNSERVED = (
     _Unserved(
         "--tp-size above 1",
         lambda a: a.tp_size > 1,
-        "That all ranks switch at the same step follows from the design but has not been proven on several "
-        "GPUs yet.",
+        "That all ranks switch at the same step follows from the design but has not been proven on several GPUs yet.",
         "Use one GPU a server, or start without this plugin.",
     ),
     _Unserved("--pp-size above 1", lambda a: a.pp_size > 1, "SGLang does not speculate with pipeline stages."),
@@ -64,9 +63,7 @@ _UNSERVED = (
     _Unserved("--enable-lora", lambda a: bool(a.enable_lora or a.lora_paths), _NOT_PROVEN),
     _Unserved("--enable-torch-compile", lambda a: a.enable_torch_compile, _NOT_PROVEN),
     _Unserved("--enable-memory-saver", lambda a: a.enable_memory_saver, _NOT_PROVEN),
-    _Unserved(
-        "--speculative-use-rejection-sampling", lambda a: a.speculative_use_rejection_sampling, _NOT_PROVEN
-    ),
+    _Unserved("--speculative-use-rejection-sampling", lambda a: a.speculative_use_rejection_sampling, _NOT_PROVEN),
 )
 
 

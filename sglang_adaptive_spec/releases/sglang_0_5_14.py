@@ -24,9 +24,7 @@ from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unserved
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
 
-_RESULT_PROCESSOR = (
-    "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
-)
+_RESULT_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 
 # What a plain step changes on the batch, restored before anything else looks at it.
 _STEP_FIELDS = (

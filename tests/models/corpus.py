@@ -7,6 +7,7 @@ alone: a draft that lacks true KV for that round can't guess it. A document says
 """
 
 import random
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,13 @@ def _ring() -> dict[str, str]:
 
 
 NEXT_WORD = _ring()
+
+_STRAY_LETTERS = (
+    string.ascii_lowercase,
+    string.ascii_letters + ".,!?'",
+    string.digits + string.punctuation,
+    "".join(map(chr, range(0xC0, 0x250))) + "".join(map(chr, range(0x4E00, 0x9FFF, 97))),
+)
 
 _FRAMES = (
     "the {} and the {}",
@@ -124,6 +132,18 @@ def record(rng: random.Random) -> Document:
     name, count = rng.choice(WORDS), rng.randrange(1, MAX_ROUNDS)
     opening = f"{USER}json {name} {count}\n{END}{ASSISTANT}"
     return Document(BOS + opening, (f'{{"name": " {name}", "count": {count}}}', END))
+
+
+def stray(rng: random.Random, min_chars: int) -> Document:
+    """Text of no known kind: the answer is always the same log, so that it is a firm one."""
+    text = " ".join(
+        "".join(rng.choices(rng.choice(_STRAY_LETTERS), k=rng.randint(1, 9)))
+        for _ in range(rng.randint(1, 16))
+    )
+    opening = f"{USER}{text}{END}{ASSISTANT}" if rng.random() < 0.5 else text
+    answer = document(random.Random(0), "log", size=9, rounds=6, min_chars=min_chars)
+    first, *others = answer.opening.removeprefix(BOS), *answer.rounds
+    return Document(BOS + opening, ("\n" + first, *others))
 
 
 KINDS = ("log", "verse", "table")

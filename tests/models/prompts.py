@@ -31,3 +31,9 @@ def heldout_message(seed: int, rounds: int = 4) -> str:
     rng = random.Random(seed + 2 * _SEED_OFFSET)
     opening = corpus.document(rng, "log", rng.randint(6, 16), rounds).opening
     return opening.removeprefix(corpus.BOS)
+
+
+def heldout_record(seed: int) -> str:
+    """A user message that asks for a one-line JSON record: {"name": string, "count": integer}."""
+    opening = corpus.record(random.Random(seed + 3 * _SEED_OFFSET)).opening
+    return opening.removeprefix(corpus.BOS + corpus.USER).removesuffix(corpus.END + corpus.ASSISTANT)

@@ -19,7 +19,7 @@ from .nets import Draft, Shape, Target
 from .optim import Optimizer
 
 OPENING_WEIGHT = 0.05
-RECORD_SHARE = 0.03
+RECORD_SHARE, STRAY_SHARE = 0.25, 0.04  # of the documents; a record is short
 DRAFT_STEPS = 3
 
 
@@ -63,8 +63,11 @@ class Data:
         ids: list[int] = []
         weights: list[float] = []
         while len(ids) < length:
-            if self.rng.random() < RECORD_SHARE:
+            lot = self.rng.random()
+            if lot < RECORD_SHARE:
                 document = corpus.record(self.rng)
+            elif lot < RECORD_SHARE + STRAY_SHARE:
+                document = corpus.stray(self.rng, min_chars=length * 5)
             else:
                 document = corpus.random_document(self.rng, max_size, min_chars=length * 5)
             opening = vocabulary.encode(self.tokenizer, document.opening)
@@ -153,9 +156,10 @@ def train_draft(shape: Shape, token_ids: Tensor, target: Target, data: Data) -> 
 
 
 def draft_token_ids(data: Data) -> Tensor:
-    """The tokens that documents are made of: the draft guesses no others."""
+    """The tokens that rounds are made of: the draft guesses no others."""
     phase = Phase(steps=1, batch=64, length=1024, max_size=40)
-    used = set(data.batch(phase).ids.flatten().tolist())
+    batch = data.batch(phase)
+    used = set(batch.ids[batch.weight == 1.0].tolist())
     used |= set(range(len(corpus.SPECIAL_TOKENS)))
     for number in range(corpus.MAX_ROUNDS + 1):
         used |= set(vocabulary.encode(data.tokenizer, str(number)))
@@ -171,6 +175,8 @@ def save(model: nn.Module, config: dict[str, object], folder: Path) -> None:
     }
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    ends = {name: config[name] for name in ("bos_token_id", "eos_token_id")}
+    (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n")
 
 
 def load_target(shape: Shape, folder: Path) -> Target:
