@@ -126,10 +126,14 @@ class AdaptiveEngine:
                 return self.release.run_plain_decode(worker, self.runtime, batch, publish)
             except Exception as error:
                 self.controller.fault("a plain step failed", error)
-                with self._reserving(_SPEC_ESTIMATE):
-                    self.release.reserve_for_spec(batch, prepare)
+                self._prepare_for_spec(batch, prepare)
         self._unresolved_spec_steps += 1
         return upstream()
+
+    def _prepare_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
+        plan = StepPlan(Decision(Mode.SPEC, SwitchReason.FAULT), self.release.batch_size(batch))
+        self.release.stamp(batch, plan)
+        self.release.reserve_for_spec(batch, prepare)
 
     def _run_prefill(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any]) -> Any:
         if self.runtime is None or self._keeps_draft:

@@ -1,0 +1,157 @@
+"""A real SGLang server over HTTP for a test: its own process, scheduler, worker and sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_SECONDS = 240
+MODELS = Path(__file__).parents[1] / "models"
+TARGET, DRAFT = MODELS / "target", MODELS / "draft"
+
+# Speculation as in the benchmarks; the tests vary topk.
+SPECULATION = (
+    "--speculative-algorithm=EAGLE3",
+    f"--speculative-draft-model-path={DRAFT}",
+    "--speculative-num-steps=3",
+)
+CHAIN = ("--speculative-eagle-topk=1", "--speculative-num-draft-tokens=4")
+TREE = ("--speculative-eagle-topk=4", "--speculative-num-draft-tokens=8")
+
+# Every allocation is accounted for after every step, and once more when the server falls idle; each relayed
+# token is consumed exactly once.
+STRICT = {
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "2",
+    "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+}
+COMMON = (
+    f"--model-path={TARGET}",
+    "--device=cpu",
+    "--dtype=float32",
+    "--disable-cuda-graph",
+    "--skip-server-warmup",
+    "--max-running-requests=32",
+    "--chunked-prefill-size=128",
+)
+
+
+@dataclass
+class Server:
+    """A running server: what a client can ask of it, and its log."""
+
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes]
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
+
+    def generate(self, text: str, **sampling: Any) -> dict[str, Any]:
+        """One greedy completion through /generate; other request fields go in ``extra``."""
+        extra = sampling.pop("extra", {})
+        body = {"text": text, "sampling_params": {"temperature": 0, **sampling}, **extra}
+        answer = self.client.post("/generate", json=body)
+        answer.raise_for_status()
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def state(self) -> dict[str, Any]:
+        """The plugin's block in /server_info."""
+        states = self.client.get("/server_info").raise_for_status().json()["internal_states"]
+        block: dict[str, Any] = states[0]["adaptive_spec"]
+        return block
+
+    def use(self, **settings: Any) -> bool:
+        """Put other settings in charge; whether the server took them."""
+        body = {"server_args": {"adaptive_spec": settings}}
+        taken: list[bool] = self.client.post("/set_internal_state", json=body).raise_for_status().json()
+        return all(taken)
+
+    def used_tokens(self) -> int:
+        """KV slots in use after the radix cache is emptied; waits for running requests to leave."""
+        deadline = time.monotonic() + 30
+        while self.client.post("/flush_cache").status_code != 200:
+            assert time.monotonic() < deadline, f"the server does not fall idle\n{self.tail()}"
+            time.sleep(0.1)
+        loads = self.client.get("/v1/loads").raise_for_status().json()["loads"]
+        return sum(int(load["num_used_tokens"]) for load in loads)
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def check_alive(self) -> None:
+        assert self.process.poll() is None, f"the server died\n{self.tail()}"
+
+
+def environment(extra: Mapping[str, str], *, plugin: bool) -> dict[str, str]:
+    """This process's environment without traces of the plugin, unless it is wanted."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_ADAPTIVE_SPEC")}
+    return clean | {"OMP_NUM_THREADS": "1"} | ({"SGLANG_ADAPTIVE_SPEC": "1"} if plugin else {}) | dict(extra)
+
+
+@contextmanager
+def serve(
+    log: Path,
+    arguments: Sequence[str] = (),
+    *,
+    settings: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Start a server, wait until it answers, and stop it with all its children.
+
+    Args:
+        log: Where standard output and standard error go.
+        arguments: Arguments of launch_server, after the ones common to all tests.
+        settings: The plugin's settings; None leaves it inactive.
+        env: Further environment variables.
+    """
+    plugin = settings is not None
+    config = {"SGLANG_ADAPTIVE_SPEC_CONFIG": json.dumps(dict(settings))} if settings else {}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *COMMON, f"--port={port}", *arguments]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment({**STRICT, **config, **(env or {})}, plugin=plugin),
+            start_new_session=True,
+        )
+    server = Server(port, log, process)
+    try:
+        _wait_until_ready(server)
+        yield server
+        server.check_alive()
+    finally:
+        server.client.close()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_until_ready(server: Server) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        server.check_alive()
+        try:
+            # Answers only once the scheduler does.
+            if server.client.get("/server_info").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"the server did not start within {START_SECONDS} s\n{server.tail()}")

@@ -1,0 +1,147 @@
+"""Request features behave in plain steps as on a server without speculation, and survive flips."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.serving import CHAIN, SPECULATION, Server, serve
+from tests.models.prompts import heldout_prompts
+
+pytestmark = pytest.mark.engine
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "count": {"type": "integer", "maximum": 99}},
+    "required": ["name", "count"],
+}
+LOGPROBS = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 3, "token_ids_logprob": [5, 9]}
+# What a flip may not change. Penalties and hidden states are not here: SGLang's own speculative steps count
+# only the last token of an accepted run for the former, and return the draft's states for the latter.
+ACROSS_FLIPS: dict[str, dict[str, Any]] = {
+    "logprobs": {"max_new_tokens": 24, "extra": LOGPROBS},
+    "json schema": {"max_new_tokens": 48, "json_schema": json.dumps(SCHEMA)},
+    "regex": {"max_new_tokens": 24, "regex": "[a-z]{3,9} [0-9]{2}"},
+    "stop string": {"max_new_tokens": 64, "stop": ["e"]},
+    "stop at the end of text": {"max_new_tokens": 200},
+    "logit bias": {"max_new_tokens": 24, "logit_bias": {"7": -100.0}},
+    "one token": {"max_new_tokens": 1},
+}
+PLAIN_ONLY: dict[str, dict[str, Any]] = {
+    "frequency penalty": {"max_new_tokens": 40, "frequency_penalty": 1.3},
+    "presence penalty": {"max_new_tokens": 40, "presence_penalty": 1.1},
+    "minimum length": {"max_new_tokens": 40, "min_new_tokens": 30},
+    "hidden states": {"max_new_tokens": 12, "extra": {"return_hidden_states": True}},
+}
+HIDDEN = "--enable-return-hidden-states"
+NOISE = 2e-4
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("base") / "log", [HIDDEN]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    arguments = [*SPECULATION, *CHAIN, HIDDEN]
+    with serve(tmp_path_factory.mktemp("plain") / "log", arguments, settings={"policy": "plain"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def flipping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    settings = {"policy": "alternate", "alternate_period_steps": 2}
+    with serve(tmp_path_factory.mktemp("flips") / "log", [*SPECULATION, *CHAIN], settings=settings) as server:
+        yield server
+
+
+def comparable(answer: dict[str, Any]) -> dict[str, Any]:
+    """What of an answer is a matter of the model, not of the moment or the mode."""
+    meta = answer["meta_info"]
+    kept = {
+        "finish_reason",
+        "prompt_tokens",
+        "completion_tokens",
+        "hidden_states",
+        *(name for name in meta if "logprobs" in name),
+    }
+    return {
+        "text": answer["text"],
+        "output_ids": answer["output_ids"],
+        "meta_info": {name: value for name, value in meta.items() if name in kept},
+    }
+
+
+def assert_close(wanted: Any, got: Any, where: str = "answer") -> None:
+    """Equal, but for rounding in floating-point numbers."""
+    if isinstance(wanted, float) and isinstance(got, float):
+        assert got == pytest.approx(wanted, rel=NOISE, abs=NOISE), where
+    elif isinstance(wanted, dict):
+        assert wanted.keys() == got.keys(), where
+        for name in wanted:
+            assert_close(wanted[name], got[name], f"{where}.{name}")
+    elif isinstance(wanted, list):
+        assert len(wanted) == len(got), where
+        for index, (one, other) in enumerate(zip(wanted, got, strict=True)):
+            assert_close(one, other, f"{where}[{index}]")
+    else:
+        assert wanted == got, where
+
+
+@pytest.mark.parametrize("feature", [*ACROSS_FLIPS, *PLAIN_ONLY])
+def test_plain_steps_serve_a_feature_as_without_speculation(base: Server, plain: Server, feature: str) -> None:
+    request = (ACROSS_FLIPS | PLAIN_ONLY)[feature]
+    for prompt in heldout_prompts(2, seed=21):
+        wanted = comparable(base.generate(prompt, **request))
+        assert_close(wanted, comparable(plain.generate(prompt, **request)))
+
+
+@pytest.mark.parametrize("feature", ACROSS_FLIPS)
+def test_flips_leave_a_feature_alone(base: Server, flipping: Server, feature: str) -> None:
+    for prompt in heldout_prompts(2, seed=22):
+        wanted = comparable(base.generate(prompt, **ACROSS_FLIPS[feature]))
+        assert_close(wanted, comparable(flipping.generate(prompt, **ACROSS_FLIPS[feature])))
+    assert flipping.state()["faults"] == 0
+
+
+def test_a_stream_across_flips_says_what_the_answer_says(base: Server, flipping: Server) -> None:
+    [prompt] = heldout_prompts(1, seed=23)
+    wanted = base.generate(prompt, max_new_tokens=40)
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": 40}, "stream": True}
+    with flipping.client.stream("POST", "/generate", json=body) as stream:
+        chunks = [json.loads(line.removeprefix("data: ")) for line in stream.iter_lines() if line.startswith("data: {")]
+    assert len(chunks) > 10
+    assert chunks[-1]["text"] == wanted["text"]
+    lengths = [len(chunk["output_ids"]) for chunk in chunks]
+    assert lengths == sorted(lengths)
+
+
+def test_plain_steps_count_as_no_verify_steps(base: Server, flipping: Server, plain: Server) -> None:
+    [prompt] = heldout_prompts(1, seed=24)
+    request = {"max_new_tokens": 60, "ignore_eos": True}
+    assert "spec_verify_ct" not in plain.generate(prompt, **request)["meta_info"]
+
+    before = flipping.state()
+    meta = flipping.generate(prompt, **request)["meta_info"]
+    after = flipping.state()
+    verified = after["verified_requests"] - before["verified_requests"]
+    accepted = after["tokens"]["spec"] - before["tokens"]["spec"]
+    assert 0 < verified < 40
+    assert meta["spec_verify_ct"] == pytest.approx(verified, abs=1)
+    assert meta["spec_accept_length"] == pytest.approx(accepted / verified, rel=0.1)
+    assert 1 <= meta["spec_accept_length"] <= 4
+
+
+def test_the_decode_log_survives_an_interval_of_plain_steps(tmp_path: Path) -> None:
+    arguments = [*SPECULATION, *CHAIN, "--decode-log-interval=5"]
+    with serve(tmp_path / "log", arguments, settings={"policy": "plain"}) as server:
+        server.generate(heldout_prompts(1, seed=25)[0], max_new_tokens=40, ignore_eos=True)
+        lines = [line for line in server.log.read_text().splitlines() if "Decode batch" in line]
+        assert len(lines) >= 6
+        assert not any("accept len" in line for line in lines)

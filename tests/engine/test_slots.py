@@ -1,0 +1,64 @@
+"""What a step takes from the pool of KV slots, read from the allocator after every step."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.engine.load import Request, differences, run_load
+from tests.engine.serving import CHAIN, SPECULATION, Server, serve
+from tests.models.prompts import heldout_prompts
+
+pytestmark = pytest.mark.engine
+
+REQUESTS, NEW_TOKENS = 3, 40
+# SGLang's strict memory check logs the allocator's free slots after each scheduler step.
+FREE_SLOTS = re.compile(r"Mem Check \(BUSY\).*?available=(\d+)")
+
+
+def taken_by_steps(server: Server) -> list[int]:
+    """Slots taken by each scheduler step of one fixed batch, steps that took none left out."""
+    already = len(FREE_SLOTS.findall(server.log.read_text()))
+    body = {
+        "text": heldout_prompts(REQUESTS, seed=5),
+        "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+    }
+    server.client.post("/generate", json=body).raise_for_status()
+    free = [int(count) for count in FREE_SLOTS.findall(server.log.read_text())[already:]]
+    taken = [before - after for before, after in pairwise(free)]
+    return [count for count in taken if count > 0]
+
+
+def test_a_plain_step_takes_one_slot_a_request(tmp_path: Path) -> None:
+    with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings={"policy": "plain"}) as server:
+        steps = taken_by_steps(server)
+        # All but the ones that a prefill mixes into at the start.
+        assert steps.count(REQUESTS) >= NEW_TOKENS - 5, steps
+        assert max(steps[3:]) == REQUESTS, steps
+
+
+def test_a_plain_step_takes_whole_pages_only_when_one_is_full(tmp_path: Path) -> None:
+    page_size = 16
+    arguments = [*SPECULATION, *CHAIN, f"--page-size={page_size}"]
+    with serve(tmp_path / "log", arguments, settings={"policy": "plain"}) as server:
+        decode = taken_by_steps(server)[1:]
+        assert all(count % page_size == 0 for count in decode), decode
+        assert sum(decode) <= REQUESTS * (NEW_TOKENS + page_size), decode
+
+
+def test_a_pool_too_small_to_speculate_serves_plainly(tmp_path: Path, plain_server: Server) -> None:
+    load = [Request(text, 96, 0.0) for text in heldout_prompts(8, seed=6)]
+    wanted = run_load(plain_server, load)
+    slots = max(len(tokens) for tokens in wanted) * len(load) + 200
+    arguments = [*SPECULATION, *CHAIN, f"--max-total-tokens={slots}", "--disable-radix-cache"]
+    settings = {"disable_batch_threshold": 1000, "min_dwell_steps": 1}
+    with serve(tmp_path / "log", arguments, settings=settings) as server:
+        tokens = run_load(server, load)
+        state = server.state()
+        assert differences(load, wanted, tokens) == []
+        assert state["switches_by_reason"].get("too few free KV slots to speculate", 0) >= 1, state
+        assert state["steps"]["plain"] > 0
+        assert server.used_tokens() == 0

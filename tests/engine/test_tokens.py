@@ -1,0 +1,85 @@
+"""Flips change no token and lose no slot, whatever the layout and however the mode flips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.engine.load import Request, differences, run_load
+from tests.engine.serving import CHAIN, SPECULATION, TREE, Server, serve
+
+pytestmark = pytest.mark.engine
+
+
+@dataclass(frozen=True)
+class Layout:
+    page_size: int
+    overlap: bool
+    topk: int
+
+    def __str__(self) -> str:
+        return f"page{self.page_size}-{'overlap' if self.overlap else 'sync'}-topk{self.topk}"
+
+    @property
+    def arguments(self) -> list[str]:
+        shape = CHAIN if self.topk == 1 else TREE
+        overlap = [] if self.overlap else ["--disable-overlap-schedule"]
+        return [*SPECULATION, *shape, f"--page-size={self.page_size}", *overlap]
+
+
+LAYOUTS = [Layout(page, overlap, topk) for page in (1, 16) for overlap in (True, False) for topk in (1, 4)]
+THRESHOLD = {"disable_batch_threshold": 4, "min_dwell_steps": 2}
+FLIPS: dict[str, dict[str, Any]] = {
+    "always-spec": {"policy": "spec"},
+    "by-load": THRESHOLD,
+    **{f"every-{k}": {"policy": "alternate", "alternate_period_steps": k} for k in (1, 2, 3, 7)},
+}
+# Every 11th step one request is thrown out of the batch and prefilled again later.
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    layout: Layout = request.param
+    log = tmp_path_factory.mktemp(str(layout)) / "server.log"
+    with serve(log, layout.arguments, settings=THRESHOLD, env=RETRACT) as server:
+        yield server
+
+
+@pytest.mark.parametrize("flips", FLIPS)
+def test_flips_change_no_token(server: Server, flips: str, load: list[Request], reference: list[list[int]]) -> None:
+    assert server.use(**FLIPS[flips])
+    before = server.state()
+    tokens = run_load(server, load)
+    after = server.state()
+
+    server.check_alive()
+    assert differences(load, reference, tokens) == []
+    assert after["faults"] == 0
+    ran = {mode: after["steps"][mode] - before["steps"][mode] for mode in ("spec", "plain")}
+    switched = after["switches"] - before["switches"]
+    if flips == "always-spec":
+        assert ran["plain"] == 0
+    else:
+        assert ran["plain"] > 5, f"too few plain steps to show anything: {ran}"
+        assert ran["spec"] > 5, f"too few speculative steps to show anything: {ran}"
+        assert switched >= 2, f"too few flips to show anything: {switched}"
+    assert server.used_tokens() == 0
+
+
+@pytest.mark.parametrize("layout", [Layout(1, True, 1), Layout(16, False, 1)], ids=str)
+def test_always_plain_changes_no_token(
+    layout: Layout, load: list[Request], reference: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    log = tmp_path_factory.mktemp("plain") / "server.log"
+    with serve(log, layout.arguments, settings={"policy": "plain"}, env=RETRACT) as server:
+        tokens = run_load(server, load)
+        state = server.state()
+        assert differences(load, reference, tokens) == []
+        assert state["steps"]["spec"] == 0
+        assert state["steps"]["plain"] > 20
+        assert state["faults"] == 0
+        assert server.used_tokens() == 0
