@@ -1,0 +1,292 @@
+"""One server, measured at every concurrency: the child process of :mod:`bench.sweep`.
+
+``python -m bench.measure TASK.json`` starts an ``sgl.Engine``, measures, and appends one JSON line a
+measurement to the task's results as soon as it has it.
+
+The decode figure of one repeat is ``concurrency * (output - 1) / (t_full - t_one)``: the time of a run of
+``output`` tokens less the time of a run of one token of the same prompts, which is prefill and the way
+through the tokenizer process and back.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import modes as bench_modes
+from bench.decode_log import LogReader, graph_use
+from bench.modes import BenchMode, Served
+from bench.results import append_row
+
+EXIT_OUT_OF_TIME = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the parent asks of one server.
+
+    Attributes:
+        labels: Copied into every row: backend, mode, round.
+        engine_arguments: For ``sgl.Engine``.
+        vocab_size: Prompts are drawn from it.
+        repeats: Timed pairs of runs a concurrency.
+        latency: Whether to add a streamed run a concurrency for inter-token latencies.
+        graphs_required: Whether every decode step has to replay a CUDA graph.
+        deadline: Unix time by which the process has to be gone.
+        log: File that this process's output goes to, the server's included.
+        results: File to append rows to.
+    """
+
+    labels: dict[str, Any]
+    engine_arguments: dict[str, Any]
+    concurrencies: list[int]
+    input_tokens: int
+    output_tokens: int
+    vocab_size: int
+    repeats: int
+    latency: bool
+    graphs_required: bool
+    deadline: float
+    log: str
+    results: str
+
+    @property
+    def mode(self) -> BenchMode:
+        return bench_modes.MODES[self.labels["mode"]]
+
+
+class ProofError(Exception):
+    """A run did not do what it was to be measured for."""
+
+
+class Bench:
+    """A started server under measurement."""
+
+    def __init__(self, task: Task, engine: Any) -> None:
+        self._task = task
+        self._engine = engine
+        self._log = LogReader(Path(task.log))
+
+    def served(self) -> Served:
+        """The server's state now, once it is idle."""
+        return Served(self._engine.get_server_info()["internal_states"][0])
+
+    def concurrency(self, concurrency: int) -> dict[str, Any]:
+        """Measure one concurrency.
+
+        Raises:
+            ProofError: a run was not what it was to be; nothing of it is reported.
+        """
+        task = self._task
+        warm_up_started = time.perf_counter()
+        self._generate(self._prompts(concurrency, repeat=-1), task.output_tokens)
+        warm_up_s = time.perf_counter() - warm_up_started
+        self._log.added()
+        repeats = [self._repeat(concurrency, repeat) for repeat in range(task.repeats)]
+        use = graph_use(self._log.added(), concurrency)
+        if task.graphs_required and not use.proven:
+            raise ProofError(f"CUDA graphs at {concurrency} requests: {use}")
+        row = {
+            "concurrency": concurrency,
+            "tokens_per_s": round(median(r["tokens_per_s"] for r in repeats), 2),
+            "step_ms": round(median(r["step_ms"] for r in repeats), 4),
+            "one_token_s": round(median(r["one_token_s"] for r in repeats), 5),
+            "repeats": repeats,
+            "warm_up_s": round(warm_up_s, 3),
+            "decode_log_lines": asdict(use),
+        }
+        if task.latency:
+            row["streamed"] = self._streamed(self._prompts(concurrency, repeat=-2))
+        return row
+
+    def finite_logprobs(self) -> bool:
+        """Whether the (random) weights give numbers: SGLang would serve NaN without a word."""
+        prompt = self._prompts(1, repeat=-3)
+        outputs = self._engine.generate(
+            input_ids=prompt,
+            sampling_params={"temperature": 0, "max_new_tokens": 4, "ignore_eos": True},
+            return_logprob=True,
+        )
+        values = [entry[0] for entry in outputs[0]["meta_info"]["output_token_logprobs"]]
+        return bool(values) and all(v is not None and abs(v) < float("inf") for v in values)
+
+    def _repeat(self, concurrency: int, repeat: int) -> dict[str, Any]:
+        task = self._task
+        prompts = self._prompts(concurrency, repeat)
+        gc.collect()
+        one_token_s, one_token_outputs = self._generate(prompts, 1)
+        before = self.served()
+        full_s, outputs = self._generate(prompts, task.output_tokens)
+        after = self.served()
+        found = bench_modes.complaints_about_outputs(one_token_outputs, 1)
+        found += bench_modes.complaints_about_outputs(outputs, task.output_tokens)
+        found += bench_modes.complaints_about_mode(task.mode, before, after, outputs, task.output_tokens)
+        decode_s = full_s - one_token_s
+        if decode_s <= 0:
+            found.append(f"{task.output_tokens} tokens took no longer than one: {full_s} s, {one_token_s} s")
+        if found:
+            raise ProofError("; ".join(found))
+        verify_steps = bench_modes.verify_steps(outputs)
+        steps = verify_steps or task.output_tokens - 1
+        return {
+            "one_token_s": round(one_token_s, 6),
+            "full_s": round(full_s, 6),
+            "decode_s": round(decode_s, 6),
+            "tokens_per_s": round(concurrency * (task.output_tokens - 1) / decode_s, 3),
+            # Decode steps: simulated acceptance is drawn at random, so two runs need not take equally many.
+            "steps": steps,
+            "step_ms": round(1000 * decode_s / steps, 5),
+            "verify_steps": verify_steps,
+            "plugin_steps": {
+                name: after.steps(name) - before.steps(name) for name in ("plain", "spec") if after.plugin
+            },
+        }
+
+    def _generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, list[dict[str, Any]]]:
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        start = time.perf_counter()
+        outputs = self._engine.generate(input_ids=prompts, sampling_params=sampling)
+        return time.perf_counter() - start, outputs
+
+    def _streamed(self, prompts: list[list[int]]) -> dict[str, float]:
+        """Latencies that a streaming client sees, in ms, by the definitions of SGLang's bench_serving.
+
+        A chunk of several tokens counts as that many intervals of equal length.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": self._task.output_tokens, "ignore_eos": True}
+        start = time.perf_counter()
+        last_time: dict[str, float] = {}
+        last_tokens: dict[str, int] = {}
+        first_ms: list[float] = []
+        intervals_ms: list[float] = []
+        for chunk in self._engine.generate(input_ids=prompts, sampling_params=sampling, stream=True):
+            now = time.perf_counter()
+            request, tokens = chunk["meta_info"]["id"], chunk["meta_info"]["completion_tokens"]
+            if request not in last_time:
+                first_ms.append(1000 * (now - start))
+            elif tokens > last_tokens[request]:
+                new = tokens - last_tokens[request]
+                intervals_ms += [1000 * (now - last_time[request]) / new] * new
+            last_time[request], last_tokens[request] = now, tokens
+        return {
+            "ttft_p50_ms": round(percentile(first_ms, 50), 3),
+            "ttft_p99_ms": round(percentile(first_ms, 99), 3),
+            "itl_p50_ms": round(percentile(intervals_ms, 50), 3),
+            "itl_p99_ms": round(percentile(intervals_ms, 99), 3),
+        }
+
+    def _prompts(self, concurrency: int, repeat: int) -> list[list[int]]:
+        # Seeded by what they are for: every mode gets the same prompts, and no two runs of a mode do.
+        draw = random.Random(f"{concurrency}/{repeat}")
+        size = self._task.input_tokens
+        return [[draw.randrange(2, self._task.vocab_size) for _ in range(size)] for _ in range(concurrency)]
+
+
+def percentile(values: list[float], percent: float) -> float:
+    """The nearest-rank percentile of at least one value."""
+    ranked = sorted(values)
+    return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))]
+
+
+def server_row(served: Served, startup_s: float) -> dict[str, Any]:
+    """What a started server says about its set-up."""
+    state = served.state
+    kept = (
+        "attention_backend",
+        "decode_attention_backend",
+        "prefill_attention_backend",
+        "disable_cuda_graph",
+        "disable_overlap_schedule",
+        "dtype",
+        "page_size",
+        "chunked_prefill_size",
+        "max_running_requests",
+        "effective_max_running_requests_per_dp",
+        "random_seed",
+        "sampling_backend",
+        "speculative_adaptive",
+        "speculative_algorithm",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+        "speculative_num_steps",
+    )
+    return {
+        "startup_s": round(startup_s, 1),
+        "arguments": {name: state.get(name) for name in kept},
+        "cuda_graph_sizes": state.get("cuda_graph_bs_decode"),
+        "memory_gb": state.get("memory_usage"),
+        "gpu_memory_used_mib": gpu_memory_used_mib(),
+        "plugin": served.plugin,
+    }
+
+
+def gpu_memory_used_mib() -> int | None:
+    """Memory in use on the first GPU, or None without one."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        return int(output.splitlines()[0])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return None
+
+
+def run(task: Task) -> int:
+    """Start the server and measure it; returns the exit code."""
+    results = Path(task.results)
+
+    def write(kind: str, values: dict[str, Any]) -> None:
+        append_row(results, {"kind": kind, **task.labels, **values})
+
+    import sglang as sgl
+
+    start = time.perf_counter()
+    engine = sgl.Engine(**task.engine_arguments)
+    try:
+        bench = Bench(task, engine)
+        write("server", server_row(bench.served(), time.perf_counter() - start))
+        slowest_s_per_request = 0.0
+        failed = False
+        for position, concurrency in enumerate(task.concurrencies):
+            expected_s = slowest_s_per_request * concurrency
+            if position and time.time() + expected_s > task.deadline:
+                left = task.concurrencies[position:]
+                write("error", {"error": f"out of time before concurrency {left}", "out_of_time": True})
+                return EXIT_OUT_OF_TIME
+            before = time.perf_counter()
+            try:
+                write("measurement", bench.concurrency(concurrency))
+            except ProofError as error:
+                failed = True
+                write("error", {"concurrency": concurrency, "error": f"not measured: {error}"})
+            # The more requests the less time each: what the last concurrency took is an upper bound.
+            slowest_s_per_request = (time.perf_counter() - before) / concurrency
+        finite = bench.finite_logprobs()
+        write("numbers", {"finite_logprobs": finite})
+        if not finite:
+            write("error", {"error": "the weights give no finite logprobs: what was measured is no decoding"})
+        return 1 if failed or not finite else 0
+    finally:
+        engine.shutdown()
+
+
+def main() -> int:
+    task = Task(**json.loads(Path(sys.argv[1]).read_text()))
+    code = run(task)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main()
+    # Past interpreter shutdown, where SGLang's threads have been seen to hang; everything is written.
+    os._exit(exit_code)

@@ -1,0 +1,171 @@
+"""A result file as a Markdown table and a plot: ``python -m bench.report FILE...``"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.results import Results
+
+RATIOS: tuple[tuple[str, str, bool], ...] = (
+    # mode, reference, compared by decode step instead of by token
+    ("ours-plain", "base", False),
+    ("ours-threshold", "base", False),
+    ("ours-spec", "spec", True),
+    ("ours-plain", "upstream-zero", False),
+    ("ours-threshold", "upstream-zero", False),
+)
+
+
+def markdown(results: Results) -> str:
+    """What was measured, one table an attention backend."""
+    lines = [*_heading(results)]
+    for backend in results.backends():
+        lines += ["", f"## Attention backend {backend}", "", *_table(results, backend)]
+    errors = results.of_kind("error")
+    if errors:
+        lines += ["", "## Not measured", ""]
+        for row in errors:
+            where = " ".join(str(row[k]) for k in ("backend", "mode", "concurrency") if k in row)
+            lines.append(f"- {where}: {row['error']}")
+    return "\n".join(lines) + "\n"
+
+
+def _heading(results: Results) -> Iterator[str]:
+    head = results.header
+    settings, machine = head["settings"], head["host"]
+    packages = machine["packages"]
+    accept = settings["simulate_accept_length"]
+    yield f"# Decode throughput, {head['started']}"
+    yield ""
+    yield (
+        f"{machine['gpu'] or machine['cpu']}; SGLang {packages['sglang']}, torch {packages['torch']}; "
+        f"plugin at {machine['commit']} ({machine['plugin_digest']})."
+    )
+    yield (
+        f"{settings['model_shape']} shape with dummy weights; {settings['input_tokens']} tokens in, "
+        f"{settings['output_tokens']} out; accept length {accept if accept else 'not simulated'}; prefix cache off; "
+        f"{settings['repeats']} repeats, {settings['rounds']} round(s)."
+    )
+    yield ""
+    yield f"    {head['command']}"
+
+
+def _table(results: Results, backend: str) -> Iterator[str]:
+    concurrencies = results.concurrencies(backend)
+    modes = [m for m in results.modes() if any(results.series(backend, m, c) for c in concurrencies)]
+    ratios = [r for r in RATIOS if r[0] in modes and r[1] in modes]
+    names = [f"{a} / {b}{' (by step)' if by_step else ''}" for a, b, by_step in ratios]
+    yield "Decode tokens/s, median of the repeats (spread: highest less lowest, in % of it); ratios of medians."
+    yield ""
+    yield "| concurrency | " + " | ".join(modes + names) + " |"
+    yield "| ---: |" + " ---: |" * (len(modes) + len(names))
+    for concurrency in concurrencies:
+        cells = [_figure(results, backend, mode, concurrency) for mode in modes]
+        for mode, reference, by_step in ratios:
+            ratio = results.ratio(backend, mode, reference, concurrency, by_step=by_step)
+            cells.append("" if ratio is None else f"{ratio.value:.3f}")
+        yield f"| {concurrency} | " + " | ".join(cells) + " |"
+    latencies = [row for row in results.measurements if row["backend"] == backend and "streamed" in row]
+    if latencies:
+        yield ""
+        yield "| mode | concurrency | TTFT p50 / p99, ms | inter-token p50 / p99, ms |"
+        yield "| --- | ---: | ---: | ---: |"
+        for row in latencies:
+            s = row["streamed"]
+            yield (
+                f"| {row['mode']} | {row['concurrency']} | {s['ttft_p50_ms']:.1f} / {s['ttft_p99_ms']:.1f} "
+                f"| {s['itl_p50_ms']:.2f} / {s['itl_p99_ms']:.2f} |"
+            )
+
+
+def _figure(results: Results, backend: str, mode: str, concurrency: int) -> str:
+    series = results.series(backend, mode, concurrency)
+    if series is None:
+        return ""
+    values = series.tokens_per_s
+    middle = median(values)
+    return f"{middle:.0f} ({100 * (max(values) - min(values)) / middle:.1f})"
+
+
+def plot(results: Results, path: Path) -> bool:
+    """Draw throughput against concurrency; False where matplotlib is missing or nothing was measured."""
+    backends = results.backends()
+    if not backends:
+        return False
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(backends), figsize=(1 + 5.5 * len(backends), 4.5), squeeze=False)
+    for axis, backend in zip(axes[0], backends, strict=True):
+        _draw(axis, results, backend)
+    settings = results.header["settings"]
+    figure.suptitle(f"Decode throughput, {settings['model_shape']} shape, {_device(results)}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "base": {"color": "tab:blue"},
+    "spec": {"color": "tab:orange"},
+    "ours-plain": {"color": "tab:green", "linestyle": "--"},
+    "ours-spec": {"color": "tab:red", "linestyle": "--"},
+    "ours-threshold": {"color": "tab:olive", "linestyle": "--"},
+    "upstream-zero": {"color": "tab:purple", "linestyle": ":"},
+    "upstream-adaptive": {"color": "tab:brown", "linestyle": ":"},
+}
+
+
+def _draw(axis: Any, results: Results, backend: str) -> None:
+    concurrencies = results.concurrencies(backend)
+
+    def curve(mode: str) -> dict[int, float]:
+        found = ((c, results.series(backend, mode, c)) for c in concurrencies)
+        return {c: median(series.tokens_per_s) for c, series in found if series}
+
+    base, spec = curve("base"), curve("spec")
+    both = sorted(base.keys() & spec.keys())
+    if both:
+        envelope = [max(base[c], spec[c]) for c in both]
+        axis.plot(both, envelope, color="0.85", linewidth=8, label="the better of base and spec", zorder=0)
+    for mode in results.modes():
+        points = curve(mode)
+        if points:
+            axis.plot(list(points), list(points.values()), marker="o", label=mode, **_STYLES.get(mode, {}))
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(concurrencies, [str(c) for c in concurrencies])
+    axis.set_title(backend)
+    axis.set_xlabel("concurrent requests")
+    axis.set_ylabel("decode tokens/s")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.3)
+    axis.legend()
+
+
+def _device(results: Results) -> str:
+    machine = results.header["host"]
+    return str(machine["gpu"].split(",")[0] if machine["gpu"] else "a CPU")
+
+
+def write(path: Path) -> None:
+    """Write and print the table, and draw the plot, beside a result file."""
+    results = Results.read(path)
+    table = markdown(results)
+    path.with_suffix(".md").write_text(table)
+    print(f"\n{table}", flush=True)
+    if not plot(results, path.with_suffix(".png")):
+        print("No plot: matplotlib is missing, or nothing was measured. Later: python -m bench.report FILE", flush=True)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        write(Path(name))

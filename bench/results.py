@@ -1,0 +1,140 @@
+"""Result files: JSON lines of kind header, server, measurement, numbers, error, end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+Row = dict[str, Any]
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add one row; it is on disk when this returns, whatever happens to the process."""
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def without_paths(text: str) -> str:
+    """Text with each absolute path cut to its last part: where a machine keeps things is nobody's business."""
+    return re.sub(r"(?<![\w.:/])/(?:[\w.+@=~-]+/)+(?=[\w.+@=~-])", "", text)
+
+
+@dataclass(frozen=True)
+class Series:
+    """All repeats of one mode at one backend and concurrency in one file.
+
+    Attributes:
+        tokens_per_s: Decode tokens a second, one value a repeat.
+        steps_per_s: Decode steps a second, one value a repeat.
+    """
+
+    tokens_per_s: tuple[float, ...]
+    steps_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One mode's median over another's, in one file.
+
+    Attributes:
+        value: The ratio of the medians.
+        low: The ratio of the slowest repeat to the other's fastest.
+        high: The ratio of the fastest repeat to the other's slowest.
+        repeats: Repeats of the side that has fewer.
+    """
+
+    value: float
+    low: float
+    high: float
+    repeats: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f}, {self.repeats} repeats)"
+
+
+class Results:
+    """One result file."""
+
+    def __init__(self, rows: Iterable[Row], name: str = "") -> None:
+        self.name = name
+        self.rows = list(rows)
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Read a file; a last line that was cut off is dropped."""
+        *whole, cut_off = path.read_text().split("\n")
+        del cut_off  # empty where the file ends with its last line
+        return cls(map(json.loads, whole), path.name)
+
+    @property
+    def header(self) -> Row:
+        """The file's first row."""
+        if not self.rows or self.rows[0].get("kind") != "header":
+            raise ValueError(f"{self.name}: the first line is no header")
+        return self.rows[0]
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether :mod:`bench.sweep` wrote this file; other measurements share the folder."""
+        return bool(self.rows) and self.rows[0].get("tool") == "bench.sweep"
+
+    @property
+    def measurements(self) -> list[Row]:
+        """Measured rows, except of a server that turned out to compute no numbers."""
+        broken = {_server_of(r) for r in self.of_kind("numbers") if not r["finite_logprobs"]}
+        return [r for r in self.of_kind("measurement") if _server_of(r) not in broken]
+
+    def of_kind(self, kind: str) -> list[Row]:
+        """Rows of one kind."""
+        return [row for row in self.rows if row.get("kind") == kind]
+
+    def backends(self) -> list[str]:
+        """Attention backends with a measurement, in the order they were measured."""
+        return list(dict.fromkeys(row["backend"] for row in self.measurements))
+
+    def modes(self) -> list[str]:
+        """Modes with a measurement, in the order they were measured."""
+        return list(dict.fromkeys(row["mode"] for row in self.measurements))
+
+    def concurrencies(self, backend: str) -> list[int]:
+        """Concurrencies measured on a backend, ascending."""
+        return sorted({row["concurrency"] for row in self.measurements if row["backend"] == backend})
+
+    def series(self, backend: str, mode: str, concurrency: int) -> Series | None:
+        """All repeats of all rounds of one mode, or None where it was not measured."""
+        key = (backend, mode, concurrency)
+        rows = [r for r in self.measurements if (r["backend"], r["mode"], r["concurrency"]) == key]
+        repeats = [repeat for row in rows for repeat in row["repeats"]]
+        if not repeats:
+            return None
+        return Series(
+            tokens_per_s=tuple(r["tokens_per_s"] for r in repeats),
+            steps_per_s=tuple(1000 / r["step_ms"] for r in repeats),
+        )
+
+    def ratio(
+        self, backend: str, mode: str, reference: str, concurrency: int, *, by_step: bool = False
+    ) -> Ratio | None:
+        """How fast a mode decodes against another, measured in this file.
+
+        Args:
+            by_step: Compare decode steps instead of tokens. That is the fair comparison of two modes that
+                speculate: how many tokens a verify step accepts is drawn at random when it is simulated.
+        """
+        ours, theirs = (self.series(backend, name, concurrency) for name in (mode, reference))
+        if ours is None or theirs is None:
+            return None
+        pick: Callable[[Series], tuple[float, ...]] = lambda s: s.steps_per_s if by_step else s.tokens_per_s  # noqa: E731
+        a, b = pick(ours), pick(theirs)
+        return Ratio(median(a) / median(b), min(a) / max(b), max(a) / min(b), min(len(a), len(b)))
+
+
+def _server_of(row: Row) -> tuple[Any, ...]:
+    return row["backend"], row["mode"], row["round"]
