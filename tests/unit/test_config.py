@@ -1,0 +1,150 @@
+import json
+
+import pytest
+
+from sglang_adaptive_spec.config import (
+    CONFIG_VARIABLE,
+    DEFAULT_MIN_DWELL_STEPS,
+    POLICIES,
+    Settings,
+    read_config_variable,
+    write_config_variable,
+)
+from sglang_adaptive_spec.errors import Refusal
+
+COUNTS = ("disable_batch_threshold", "resume_batch_threshold", "min_dwell_steps", "alternate_period_steps")
+
+
+def refusal_of(**values) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        Settings.from_mapping(values)
+    return caught.value
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+
+def test_a_threshold_alone_is_enough():
+    settings = Settings(disable_batch_threshold=32)
+    assert settings.policy == "threshold"
+    assert settings.threshold_requests == 32
+    assert settings.min_dwell_steps == DEFAULT_MIN_DWELL_STEPS
+
+
+@pytest.mark.parametrize("policy", ["spec", "plain", "alternate"])
+def test_other_policies_need_no_threshold(policy):
+    assert Settings(policy=policy).disable_batch_threshold is None
+
+
+@pytest.mark.parametrize(("disable", "resume"), [(1, 1), (2, 1), (3, 2), (4, 3), (8, 6), (32, 24), (100, 75)])
+def test_resume_defaults_to_three_quarters_and_never_below_one(disable, resume):
+    assert Settings(disable_batch_threshold=disable).resume_threshold_requests == resume
+
+
+def test_the_default_resume_threshold_leaves_a_gap():
+    for disable in range(2, 200):
+        assert 1 <= Settings(disable_batch_threshold=disable).resume_threshold_requests < disable
+
+
+def test_a_given_resume_threshold_holds():
+    assert Settings(disable_batch_threshold=32, resume_batch_threshold=5).resume_threshold_requests == 5
+
+
+def test_a_threshold_of_one_may_resume_at_one():
+    assert Settings(disable_batch_threshold=1, resume_batch_threshold=1).resume_threshold_requests == 1
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("value", [0, -1, True, False, 2.0, "4", [4]], ids=repr)
+def test_a_count_is_a_whole_number_of_one_or_more(name, value):
+    refusal = refusal_of(**{"disable_batch_threshold": 8, name: value})
+    assert f"{name} is {value!r}" in refusal.what
+    assert "a whole number, 1 or more" in refusal.why
+    assert CONFIG_VARIABLE in refusal.remedy
+    assert "--help" in refusal.remedy
+
+
+@pytest.mark.parametrize("policy", ["", "Threshold", "adaptive", None, 3, ["spec"]], ids=repr)
+def test_an_unknown_policy_is_refused_with_the_known_ones(policy):
+    refusal = refusal_of(policy=policy, disable_batch_threshold=8)
+    assert repr(policy) in refusal.what
+    assert all(known in refusal.why for known in POLICIES)
+
+
+def test_no_threshold_is_refused_with_the_ways_out():
+    refusal = refusal_of()
+    assert "without a threshold" in refusal.what
+    assert "no safe default" in refusal.why
+    assert "--speculative-disable-batch-threshold N" in refusal.remedy
+    assert "--adaptive-spec-policy spec or plain" in refusal.remedy
+
+
+@pytest.mark.parametrize(("disable", "resume"), [(8, 8), (8, 9), (2, 2), (1, 2)])
+def test_a_resume_threshold_has_to_be_below_the_disable_threshold(disable, resume):
+    refusal = refusal_of(disable_batch_threshold=disable, resume_batch_threshold=resume)
+    assert f"({resume})" in refusal.what
+    assert f"({disable})" in refusal.what
+    assert "flip" in refusal.why
+    assert "--adaptive-spec-resume-batch-threshold" in refusal.remedy
+
+
+@pytest.mark.parametrize("policy", ["spec", "plain", "alternate"])
+@pytest.mark.parametrize("name", ["disable_batch_threshold", "resume_batch_threshold"])
+def test_a_threshold_that_the_policy_would_ignore_is_refused(policy, name):
+    refusal = refusal_of(policy=policy, **{name: 4})
+    assert repr(policy) in refusal.what
+    assert "ignored" in refusal.why
+    assert "--adaptive-spec-policy threshold" in refusal.remedy
+
+
+def test_unknown_names_are_all_named_beside_the_known_ones():
+    refusal = refusal_of(disable_batch_threshold=8, treshold=3, dwell=2)
+    assert "'dwell', 'treshold'" in refusal.what
+    assert "nobody reads" in refusal.why
+    assert "disable_batch_threshold" in refusal.remedy
+    assert "min_dwell_steps" in refusal.remedy
+
+
+# --- JSON ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(disable_batch_threshold=32),
+        Settings(disable_batch_threshold=32, resume_batch_threshold=4, min_dwell_steps=3),
+        Settings(policy="spec"),
+        Settings(policy="plain", min_dwell_steps=1),
+        Settings(policy="alternate", alternate_period_steps=7),
+    ],
+    ids=lambda settings: settings.to_json(),
+)
+def test_settings_survive_the_environment(settings):
+    write_config_variable(settings)
+    assert Settings.from_mapping(read_config_variable()) == settings
+
+
+def test_json_leaves_defaults_out():
+    settings = Settings(disable_batch_threshold=32, min_dwell_steps=DEFAULT_MIN_DWELL_STEPS)
+    assert json.loads(settings.to_json()) == {"disable_batch_threshold": 32}
+
+
+@pytest.mark.parametrize("text", [None, "", "  \n"], ids=repr)
+def test_an_empty_variable_counts_as_no_settings(text, monkeypatch):
+    if text is not None:
+        monkeypatch.setenv(CONFIG_VARIABLE, text)
+    assert read_config_variable() is None
+
+
+@pytest.mark.parametrize("text", ["{", "disable_batch_threshold=32", "[1]", "32", '"spec"', "null"])
+def test_what_is_no_json_object_is_refused_and_quoted(text, monkeypatch):
+    monkeypatch.setenv(CONFIG_VARIABLE, text)
+    with pytest.raises(Refusal) as caught:
+        read_config_variable()
+    assert CONFIG_VARIABLE in caught.value.what
+    assert repr(text) in caught.value.what
+    assert caught.value.why
+    assert '{"disable_batch_threshold": 32}' in caught.value.remedy

@@ -1,0 +1,189 @@
+import json
+import logging
+
+import pytest
+
+from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.controller import Controller
+from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.policies import FixedPolicy, ThresholdPolicy, make_policy
+
+LOGGER = "sglang_adaptive_spec.controller"
+
+
+def fits() -> bool:
+    return True
+
+
+def fits_not() -> bool:
+    return False
+
+
+class FailingPolicy(ThresholdPolicy):
+    """Decides as a threshold policy does, until more than ten requests run."""
+
+    def decide(self, seen):
+        if seen.running_requests > 10:
+            raise ZeroDivisionError("more than ten")
+        return super().decide(seen)
+
+
+def drive(controller: Controller, loads, spec_fits=fits) -> str:
+    return "".join(controller.decide(running, spec_fits).mode.value[0] for running in loads)
+
+
+# --- counters --------------------------------------------------------------------------------------------
+
+
+def test_steps_are_counted_by_mode():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    assert drive(controller, [1, 1, 9, 9, 9, 1]) == "sspp" + "ps"
+    assert controller.steps == {Mode.SPEC: 3, Mode.PLAIN: 3}
+    assert controller.mode is Mode.SPEC
+
+
+def test_the_policy_hears_how_long_the_mode_has_lasted():
+    controller = Controller(ThresholdPolicy(4, 3, 3))
+    assert drive(controller, [9, 9, 9, 9, 1, 1, 1, 1]) == "sssppp" + "ss"
+
+
+def test_only_verify_steps_make_the_accept_length():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    assert controller.snapshot()["accept_length"] is None
+    controller.note_result(Mode.SPEC, requests=2, tokens=5)
+    controller.note_result(Mode.PLAIN, requests=8, tokens=8)
+    controller.note_result(Mode.SPEC, requests=2, tokens=3)
+    assert controller.tokens == {Mode.SPEC: 8, Mode.PLAIN: 8}
+    assert controller.verified_requests == 4
+    assert controller.snapshot()["accept_length"] == 2.0
+
+
+# --- switches --------------------------------------------------------------------------------------------
+
+
+def test_a_switch_is_logged_once_with_from_to_reason_and_batch_size(caplog):
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    with caplog.at_level(logging.INFO, LOGGER):
+        drive(controller, [2, 7, 7])
+    assert [record.getMessage() for record in caplog.records] == [
+        "adaptive-spec: spec -> plain (more requests run than the threshold), #running-req: 7, step 1"
+    ]
+
+
+def test_a_server_that_never_switches_logs_nothing(caplog):
+    with caplog.at_level(logging.INFO, LOGGER):
+        drive(Controller(FixedPolicy(Mode.PLAIN)), [1, 90, 1])
+    assert not caplog.records
+
+
+def test_switches_are_counted_by_reason_and_the_last_ten_are_kept():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    drive(controller, [1] + [9, 1] * 8)
+    assert controller.switch_counts == {SwitchReason.LOAD_ROSE: 8, SwitchReason.LOAD_FELL: 8}
+    assert [switch.step for switch in controller.switches] == list(range(7, 17))
+    assert controller.snapshot()["switches"] == 16
+
+
+def test_a_new_policy_takes_over_from_the_current_mode():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    drive(controller, [1, 9])
+    controller.policy = FixedPolicy(Mode.SPEC)
+    assert drive(controller, [9, 9]) == "ss"
+    assert controller.switch_counts[SwitchReason.FIXED] == 1
+
+
+# --- KV pressure -----------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_can_not_speculate_for_want_of_slots_runs_plain():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    assert controller.decide(2, fits_not) == Decision(Mode.PLAIN, SwitchReason.KV_PRESSURE)
+    assert controller.switch_counts == {SwitchReason.KV_PRESSURE: 1}
+
+
+def test_it_speculates_again_once_slots_are_free():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    controller.decide(2, fits_not)
+    assert controller.decide(2, fits) == Decision(Mode.SPEC, SwitchReason.LOAD_FELL)
+
+
+def test_slots_are_not_asked_for_where_they_do_not_matter():
+    def unexpected() -> bool:
+        raise AssertionError("an estimate walks all requests")
+
+    assert drive(Controller(FixedPolicy(Mode.PLAIN)), [1, 2], unexpected) == "pp"
+    assert drive(Controller(FixedPolicy(Mode.SPEC)), [1, 2], unexpected) == "ss"
+
+
+@pytest.mark.parametrize(
+    ("settings", "can_drop"),
+    [(Settings(policy="spec"), False), (Settings(policy="plain"), True), (Settings(disable_batch_threshold=4), True)],
+)
+def test_dropping_to_plain_needs_a_policy_that_built_it(settings, can_drop):
+    assert Controller(make_policy(settings)).can_drop_to_plain is can_drop
+
+
+# --- faults ----------------------------------------------------------------------------------------------
+
+
+def test_a_failing_policy_means_speculation_for_good(caplog):
+    controller = Controller(FailingPolicy(4, 3, 1))
+    assert drive(controller, [9, 9, 11, 9, 9, 11]) == "sp" + "ssss"
+    assert controller.decide(9, fits) == Decision(Mode.SPEC, SwitchReason.FAULT)
+
+
+def test_a_failing_policy_is_counted_once_and_said_once_with_its_error(caplog):
+    controller = Controller(FailingPolicy(4, 3, 1))
+    with caplog.at_level(logging.ERROR, LOGGER):
+        drive(controller, [11] * 5)
+    assert controller.faults == 1
+    (record,) = caplog.records
+    assert "the policy failed" in record.getMessage()
+    assert "as it would alone" in record.getMessage()
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+def test_after_a_fault_no_shortage_of_slots_leads_to_plain():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    controller.fault("a plain step failed")
+    assert not controller.can_drop_to_plain
+    assert drive(controller, [9, 9], fits_not) == "ss"
+
+
+def test_every_fault_is_counted_but_only_the_first_is_said(caplog):
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    with caplog.at_level(logging.ERROR, LOGGER):
+        controller.fault("first")
+        controller.fault("second")
+    assert controller.faults == 2
+    assert ["first" in record.getMessage() for record in caplog.records] == [True]
+
+
+# --- snapshot --------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_plain_json():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    drive(controller, [1, 9, 1])
+    controller.note_result(Mode.SPEC, requests=2, tokens=5)
+    controller.fault("told")
+    snapshot = json.loads(json.dumps(controller.snapshot()))
+    assert snapshot == controller.snapshot()
+    last = snapshot.pop("last_switches")
+    assert snapshot == {
+        "mode": "spec",
+        "steps": {"spec": 2, "plain": 1},
+        "tokens": {"spec": 5, "plain": 0},
+        "verified_requests": 2,
+        "accept_length": 2.5,
+        "switches": 2,
+        "switches_by_reason": {
+            "few enough requests run to resume": 1,
+            "more requests run than the threshold": 1,
+        },
+        "faults": 1,
+    }
+    assert [(s["step"], s["from"], s["to"], s["running_requests"]) for s in last] == [
+        (1, "spec", "plain", 9),
+        (2, "plain", "spec", 1),
+    ]

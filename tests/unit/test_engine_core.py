@@ -1,0 +1,424 @@
+"""The engine on a stand-in for SGLang: which reserve, which path, which account, for each step."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.engine.core import AdaptiveEngine
+from sglang_adaptive_spec.errors import PreparationMismatch, Refusal
+from sglang_adaptive_spec.modes import Mode, SwitchReason
+from sglang_adaptive_spec.releases.base import PlainRuntime
+
+SGLANG_RESERVE = 99
+MOST_ACCEPTED = 4
+RUNTIME = PlainRuntime("backend", "graphs", None, memory_gib=1.25, build_seconds=2.0, graph_sizes=(1, 2, 4))
+
+PLAIN = Settings(policy="plain")
+SPEC = Settings(policy="spec")
+EVERY_OTHER = Settings(policy="alternate")
+THRESHOLD = Settings(disable_batch_threshold=4, min_dwell_steps=1)
+
+
+class FakeRelease:
+    """Answers like an adapter, and writes down what it was asked to run."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.fits = True
+        self.plain_error: Exception | None = None
+        self.engine: AdaptiveEngine | None = None
+        self.reserve_seen: list[int] = []
+        self.keeps_draft: bool | None = None
+        self.worker_refusal: Refusal | None = None
+
+    def most_accepted_tokens(self, server_args):
+        return MOST_ACCEPTED
+
+    def batch_size(self, batch):
+        return batch.requests
+
+    def stamp(self, batch, plan):
+        batch.plan = plan
+
+    def plan_of(self, batch):
+        return batch.plan
+
+    def host_seq_lens(self, batch):
+        return f"lengths of {batch.requests}"
+
+    def spec_fits(self, batch):
+        self.reserve_seen.append(reserve(self.engine))
+        return self.fits
+
+    def check_worker(self, worker):
+        if self.worker_refusal:
+            raise self.worker_refusal
+
+    def build_plain_runtime(self, worker, *, keeps_draft):
+        self.keeps_draft = keeps_draft
+        return RUNTIME
+
+    def is_decode(self, batch):
+        return batch.decode
+
+    def run_plain_decode(self, worker, runtime, batch, publish):
+        assert runtime is RUNTIME
+        self.ran.append("plain decode")
+        if self.plain_error:
+            raise self.plain_error
+        return SimpleNamespace(mode=Mode.PLAIN, tokens=batch.requests)
+
+    def run_plain_prefill(self, worker, batch, publish):
+        self.ran.append("plain prefill")
+
+    def reserve_for_spec(self, batch, prepare):
+        self.ran.append("reserve for spec")
+        self.reserve_seen.append(reserve(self.engine))
+
+    def mode_of_result(self, result):
+        return result.mode
+
+    def as_plain_result_batch(self, batch):
+        return SimpleNamespace(**{**vars(batch), "looks_plain": True})
+
+    def result_counts(self, batch, result):
+        return batch.requests, result.tokens
+
+
+def make_engine(settings: Settings, *, built: bool = True) -> AdaptiveEngine:
+    release = FakeRelease()
+    engine = release.engine = AdaptiveEngine(settings, release, server_args=None)
+    if built:
+        engine.build(worker=None)
+    return engine
+
+
+def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(requests=requests, decode=decode, plan=None)
+
+
+def reserve(engine: AdaptiveEngine) -> int:
+    """What SGLang hears when it asks how many slots to ensure."""
+    return engine.reserve_tokens(lambda: SGLANG_RESERVE)
+
+
+def prepare(engine: AdaptiveEngine, batch) -> int:
+    """Plan and prepare a step as SGLang would; the slots it was told to ensure."""
+    engine.plan(batch)
+    return engine.prepare(batch, lambda: reserve(engine))
+
+
+def run(engine: AdaptiveEngine, batch):
+    def sglang():
+        engine.release.ran.append("sglang")
+        return SimpleNamespace(mode=Mode.SPEC, tokens=3 * batch.requests)
+
+    return engine.run(None, batch, None, sglang, prepare=None)
+
+
+def process(engine: AdaptiveEngine, batch, result):
+    return engine.process(batch, result, lambda seen: seen)
+
+
+def step(engine: AdaptiveEngine, requests: int = 2) -> int:
+    """One whole step without overlap: its result is processed before the next is prepared."""
+    batch = make_batch(requests)
+    slots = prepare(engine, batch)
+    process(engine, batch, run(engine, batch))
+    return slots
+
+
+# --- reserve ---------------------------------------------------------------------------------------------
+
+
+def test_a_steady_plain_phase_takes_one_slot_a_request():
+    engine = make_engine(PLAIN)
+    assert [step(engine) for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_speculative_step_takes_what_sglang_takes():
+    assert step(make_engine(SPEC)) == SGLANG_RESERVE
+
+
+def test_a_plain_step_behind_an_outstanding_verify_step_covers_all_it_may_accept():
+    engine = make_engine(EVERY_OTHER)
+    verify, plain, later = make_batch(), make_batch(), make_batch()
+    assert prepare(engine, verify) == SGLANG_RESERVE
+    result = run(engine, verify)
+    assert prepare(engine, plain) == MOST_ACCEPTED
+    run(engine, plain)
+    process(engine, verify, result)
+    engine.use(PLAIN)
+    assert prepare(engine, later) == 1
+
+
+def test_a_plain_step_after_a_processed_verify_step_takes_one_slot():
+    engine = make_engine(EVERY_OTHER)
+    assert [step(engine) for _ in range(4)] == [SGLANG_RESERVE, 1, SGLANG_RESERVE, 1]
+
+
+def test_a_verify_step_that_has_not_run_yet_does_not_count_as_outstanding():
+    engine = make_engine(EVERY_OTHER)
+    prepare(engine, make_batch())
+    assert prepare(engine, make_batch()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "estimate"), [(SPEC, SGLANG_RESERVE), (PLAIN, 1), (THRESHOLD, 1), (EVERY_OTHER, 1)]
+)
+def test_between_steps_the_estimate_is_the_least_the_batch_may_need(settings, estimate):
+    assert reserve(make_engine(settings)) == estimate
+
+
+def test_after_a_fault_the_estimate_is_sglangs():
+    engine = make_engine(THRESHOLD)
+    engine.controller.fault("told")
+    assert reserve(engine) == SGLANG_RESERVE
+
+
+def test_whether_speculation_fits_is_asked_of_sglangs_reserve():
+    engine = make_engine(THRESHOLD)
+    engine.plan(make_batch())
+    assert engine.release.reserve_seen == [SGLANG_RESERVE]
+
+
+def test_a_batch_that_does_not_fit_is_planned_plain():
+    engine = make_engine(THRESHOLD)
+    engine.release.fits = False
+    assert engine.plan(make_batch()).decision.reason is SwitchReason.KV_PRESSURE
+
+
+def test_preparations_nest():
+    engine = make_engine(PLAIN)
+    outer, inner = make_batch(), make_batch()
+    engine.plan(outer)
+    engine.plan(inner)
+    inner.plan.reserve_tokens = 7
+
+    def upstream():
+        return [reserve(engine), engine.prepare(inner, lambda: reserve(engine)), reserve(engine)]
+
+    assert engine.prepare(outer, upstream) == [1, 7, 1]
+
+
+def test_a_failed_preparation_leaves_neither_its_reserve_nor_a_prepared_plan():
+    engine = make_engine(THRESHOLD)
+    batch = make_batch()
+    engine.plan(batch)
+
+    def out_of_memory():
+        assert reserve(engine) == SGLANG_RESERVE
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        engine.prepare(batch, out_of_memory)
+    assert reserve(engine) == 1
+    assert batch.plan.prepared is None
+
+
+def test_a_batch_without_a_plan_is_left_to_sglang():
+    assert make_engine(THRESHOLD).prepare(make_batch(), lambda: "as ever") == "as ever"
+
+
+# --- lengths ---------------------------------------------------------------------------------------------
+
+
+def test_a_plain_step_knows_its_lengths_unless_a_verify_result_is_outstanding():
+    engine = make_engine(EVERY_OTHER)
+    verify, behind, steady = make_batch(), make_batch(), make_batch(3)
+    prepare(engine, verify)
+    result = run(engine, verify)
+    prepare(engine, behind)
+    process(engine, verify, result)
+    engine.use(PLAIN)
+    prepare(engine, steady)
+    assert verify.plan.host_seq_lens is None
+    assert behind.plan.host_seq_lens is None
+    assert steady.plan.host_seq_lens == "lengths of 3"
+
+
+# --- run -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "ran"), [(PLAIN, ["plain decode"]), (SPEC, ["sglang"])])
+def test_a_step_runs_on_the_path_of_its_mode_alone(settings, ran):
+    engine = make_engine(settings)
+    step(engine)
+    assert engine.release.ran == ran
+    assert engine.controller.faults == 0
+
+
+def test_a_failed_plain_step_is_run_again_speculatively():
+    engine = make_engine(PLAIN)
+    engine.release.plain_error = RuntimeError("no kernel")
+    batch = make_batch()
+    prepare(engine, batch)
+    assert run(engine, batch).mode is Mode.SPEC
+    assert engine.release.ran == ["plain decode", "reserve for spec", "sglang"]
+    assert engine.release.reserve_seen == [SGLANG_RESERVE]
+
+
+def test_after_a_failed_plain_step_sglang_speculates_as_it_would_alone():
+    engine = make_engine(PLAIN)
+    engine.release.plain_error = RuntimeError("no kernel")
+    step(engine)
+    assert [step(engine) for _ in range(3)] == [SGLANG_RESERVE] * 3
+    assert engine.release.ran[3:] == ["sglang"] * 3
+    assert engine.controller.faults == 1
+
+
+def test_a_step_prepared_without_the_plugin_is_sglangs():
+    engine = make_engine(PLAIN)
+    run(engine, make_batch())
+    assert engine.release.ran == ["sglang"]
+    assert engine.controller.faults == 1
+
+
+def test_a_mode_that_changed_after_preparation_runs_as_prepared():
+    engine = make_engine(EVERY_OTHER)
+    batch = make_batch()
+    prepare(engine, batch)
+    engine.plan(other := make_batch())
+    batch.plan.decision = other.plan.decision
+    assert other.plan.mode is Mode.PLAIN
+    run(engine, batch)
+    assert engine.release.ran == ["sglang"]
+    assert engine.controller.faults == 1
+
+
+@pytest.mark.parametrize("settings", [PLAIN, SPEC])
+def test_a_batch_that_changed_after_preparation_does_not_run(settings):
+    engine = make_engine(settings)
+    batch = make_batch(10)
+    prepare(engine, batch)
+    batch.requests = 2
+    with pytest.raises(PreparationMismatch, match="prepared for 10 requests"):
+        run(engine, batch)
+    assert engine.release.ran == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "ran"), [(PLAIN, "plain prefill"), (SPEC, "sglang"), (THRESHOLD, "sglang"), (EVERY_OTHER, "sglang")]
+)
+def test_a_prefill_skips_the_draft_only_where_nothing_will_ever_draft(settings, ran):
+    engine = make_engine(settings)
+    run(engine, make_batch(decode=False))
+    assert engine.release.ran == [ran]
+
+
+def test_a_prefill_leaves_no_verify_result_outstanding():
+    engine = make_engine(EVERY_OTHER)
+    run(engine, make_batch(decode=False))
+    prepare(engine, make_batch())
+    assert prepare(engine, make_batch()) == 1
+
+
+# --- results ---------------------------------------------------------------------------------------------
+
+
+def test_sglang_sees_a_plain_result_as_it_would_without_speculation():
+    engine = make_engine(PLAIN)
+    batch = make_batch(5)
+    seen = process(engine, batch, SimpleNamespace(mode=Mode.PLAIN, tokens=5))
+    assert seen.looks_plain
+    assert not hasattr(batch, "looks_plain")
+    assert engine.controller.tokens == {Mode.PLAIN: 5}
+    assert engine.controller.verified_requests == 0
+
+
+def test_sglang_sees_a_speculative_result_untouched():
+    engine = make_engine(SPEC)
+    batch = make_batch(5)
+    assert process(engine, batch, SimpleNamespace(mode=Mode.SPEC, tokens=12)) is batch
+    assert engine.controller.tokens == {Mode.SPEC: 12}
+    assert engine.controller.verified_requests == 5
+
+
+def test_more_results_than_steps_do_not_hide_an_outstanding_one():
+    engine = make_engine(EVERY_OTHER)
+    process(engine, make_batch(), SimpleNamespace(mode=Mode.SPEC, tokens=2))
+    verify = make_batch()
+    prepare(engine, verify)
+    run(engine, verify)
+    assert prepare(engine, make_batch()) == MOST_ACCEPTED
+
+
+# --- build and control -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "keeps_draft"), [(PLAIN, False), (THRESHOLD, True), (EVERY_OTHER, True)])
+def test_the_draft_is_kept_true_where_speculation_may_resume(settings, keeps_draft):
+    engine = make_engine(settings)
+    assert engine.runtime is RUNTIME
+    assert engine.release.keeps_draft is keeps_draft
+
+
+def test_nothing_is_built_for_a_policy_that_never_runs_plain():
+    engine = make_engine(SPEC)
+    assert engine.runtime is None
+    assert engine.release.keeps_draft is None
+
+
+@pytest.mark.parametrize("settings", [PLAIN, SPEC])
+def test_a_model_that_can_not_be_served_is_refused_before_anything_is_built(settings):
+    engine = make_engine(settings, built=False)
+    engine.release.worker_refusal = Refusal("this model", "a reason", "a way out")
+    with pytest.raises(Refusal, match="this model"):
+        engine.build(worker=None)
+    assert engine.runtime is None
+
+
+@pytest.mark.parametrize("wanted", [PLAIN, THRESHOLD, EVERY_OTHER])
+def test_a_server_without_plain_graphs_refuses_a_policy_that_needs_them(wanted):
+    engine = make_engine(SPEC)
+    with pytest.raises(Refusal) as caught:
+        engine.use(wanted)
+    assert "can't run plain steps" in caught.value.what
+    assert "'spec'" in caught.value.why
+    assert "'threshold'" in caught.value.remedy
+    assert engine.settings is SPEC
+
+
+@pytest.mark.parametrize("wanted", [SPEC, THRESHOLD, EVERY_OTHER])
+def test_a_server_that_let_the_draft_go_refuses_to_return_to_it(wanted):
+    engine = make_engine(PLAIN)
+    with pytest.raises(Refusal) as caught:
+        engine.use(wanted)
+    assert "can't return to speculation" in caught.value.what
+    assert "'plain'" in caught.value.why
+    assert "'threshold'" in caught.value.remedy
+    assert step(engine) == 1
+
+
+@pytest.mark.parametrize(("wanted", "slots"), [(PLAIN, 1), (SPEC, SGLANG_RESERVE)])
+def test_new_settings_hold_from_the_next_step(wanted, slots):
+    engine = make_engine(THRESHOLD)
+    step(engine)
+    engine.use(wanted)
+    assert step(engine) == slots
+    assert engine.snapshot()["policy"] == wanted.policy
+
+
+def test_the_same_fixed_policy_may_be_asked_for_again():
+    for settings in (PLAIN, SPEC):
+        make_engine(settings).use(settings)
+
+
+def test_a_snapshot_is_plain_json():
+    engine = make_engine(THRESHOLD)
+    step(engine)
+    snapshot = json.loads(json.dumps(engine.snapshot()))
+    assert snapshot == engine.snapshot()
+    assert snapshot["policy"] == "threshold"
+    assert json.loads(snapshot["settings"]) == {"disable_batch_threshold": 4, "min_dwell_steps": 1}
+    assert snapshot["plain_memory_gib"] == 1.25
+    assert snapshot["plain_graph_sizes"] == [1, 2, 4]
+    assert snapshot["steps"] == {"spec": 1, "plain": 0}
+
+
+def test_a_snapshot_without_plain_graphs_says_so():
+    snapshot = make_engine(SPEC).snapshot()
+    assert snapshot["plain_memory_gib"] == 0.0
+    assert snapshot["plain_graph_sizes"] == []
