@@ -1,6 +1,7 @@
-"""Calls that name CUDA although the device is a CPU: made harmless, or sent to the CPU."""
+"""Calls meant for a GPU that are made on a CPU: made harmless, cheap, or sent to the CPU."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,6 +23,15 @@ def make_cuda_calls_harmless() -> None:
     torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
 
 
+def make_compile_cheap() -> None:
+    """Where the environment disables `torch.compile`, don't import the compiler to find that out.
+
+    The function would come back unchanged anyway, after a second of imports in every process.
+    """
+    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+        torch.compile = _same  # type: ignore[assignment]
+
+
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap `function` so that tensors which it creates on `device="cuda"` come to lie on the CPU."""
 
@@ -31,6 +41,11 @@ def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return wrapper
+
+
+def _same(model: Callable[P, R] | None = None, **options: Any) -> Any:
+    """`torch.compile`, called on a function, or with options to make a decorator."""
+    return model if model is not None else lambda function: function
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

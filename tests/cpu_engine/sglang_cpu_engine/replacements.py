@@ -18,6 +18,13 @@ def _after_import_of(name: str) -> Callable[[Callable[[ModuleType], None]], Call
     return register
 
 
+@_after_import_of("torch")
+def _compile(module: ModuleType) -> None:
+    from sglang_cpu_engine import device
+
+    device.make_compile_cheap()
+
+
 @_after_import_of("sglang.srt.utils.common")
 def _device(module: ModuleType) -> None:
     from sglang_cpu_engine import device
@@ -25,6 +32,13 @@ def _device(module: ModuleType) -> None:
     device.make_cuda_calls_harmless()
     # Whatever name the attention backend goes by, SGLang is to take its branches without Triton.
     module.support_triton = lambda backend: False
+
+
+@_after_import_of("sglang.srt.server_args")
+def _server_arguments(module: ModuleType) -> None:
+    from sglang_cpu_engine import server_defaults
+
+    module.ServerArgs.__post_init__ = server_defaults.before(module.ServerArgs.__post_init__)
 
 
 @_after_import_of("sglang.srt.layers.attention.attention_registry")

@@ -42,9 +42,7 @@ def plan_decode(req_to_token: torch.Tensor, rows: torch.Tensor, seq_lens: torch.
     return [_causal(req_to_token, rows, seq_lens, num_queries=1)]
 
 
-def plan_draft_extend(
-    req_to_token: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, num_queries: int
-) -> Plan:
+def plan_draft_extend(req_to_token: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, num_queries: int) -> Plan:
     """`num_queries` new tokens for every request; `seq_lens`, [bs], counts them already."""
     return [_causal(req_to_token, rows, seq_lens, num_queries)]
 
@@ -135,9 +133,7 @@ def _causal(req_to_token: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tens
     return Sequences(kv_slots, position <= query[:, :, None])
 
 
-def _slots(
-    req_to_token: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _slots(req_to_token: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Slots of positions `[0, length)` of each request, padded with slot 0.
 
     Returns:

@@ -84,9 +84,7 @@ def assign_draft_cache_locs_contiguous(
     out_cache_loc.copy_(req_to_token[req_pool_indices[:, None], position].flatten())
 
 
-def get_last_loc(
-    req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, prefix_lens: torch.Tensor
-) -> torch.Tensor:
+def get_last_loc(req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, prefix_lens: torch.Tensor) -> torch.Tensor:
     """Stand-in for `get_last_loc_triton`: the slot of the last token of each prefix.
 
     Args:

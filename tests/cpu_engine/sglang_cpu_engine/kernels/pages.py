@@ -61,9 +61,7 @@ def _num_pages(lengths: torch.Tensor, page_size: int) -> torch.Tensor:
     return (lengths.to(torch.int64) + page_size - 1) // page_size
 
 
-def _slot(
-    free_pages: torch.Tensor, page: torch.Tensor, position: torch.Tensor, page_size: int
-) -> torch.Tensor:
+def _slot(free_pages: torch.Tensor, page: torch.Tensor, position: torch.Tensor, page_size: int) -> torch.Tensor:
     """Slots of `position` on the free pages of index `page`. [total] -> [total]."""
     if free_pages.numel() == 0:
         return torch.zeros_like(position)

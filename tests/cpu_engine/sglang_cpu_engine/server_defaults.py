@@ -1,0 +1,24 @@
+"""Defaults of server arguments where SGLang's own make no sense on a CPU. What the user gives wins."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+# SGLang would take most of the machine's memory: millions of KV slots, and the allocator copies its
+# list of free slots at every step.
+MAX_TOTAL_TOKENS = 32768
+
+
+def before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`ServerArgs.__post_init__` with our defaults filled in first."""
+
+    @functools.wraps(post_init)
+    def wrapper(args: Any) -> None:
+        if args.device in (None, "cpu"):
+            # The speculative worker looks for a graph runner for the device, and there is none.
+            args.disable_cuda_graph = True
+            if args.max_total_tokens is None:
+                args.max_total_tokens = MAX_TOTAL_TOKENS
+        post_init(args)
+
+    return wrapper
