@@ -17,7 +17,7 @@ from .watch import PLAIN, SPEC
 
 COLOURS = {SPEC: "green", PLAIN: "dark_orange"}
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDTH = 60
+_LABELS_WIDTH = 32  # columns beside the sparklines
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Display(AbstractContextManager["Display"]):
             print(line(moment), flush=True)
 
     def _panel(self) -> RenderableType:
-        now, recent = self._moments[-1], self._moments[-_WIDTH:]
+        now, recent = self._moments[-1], self._moments[-max(20, self._console.width - _LABELS_WIDTH) :]
         facts = Text.assemble(
             ("mode ", "dim"),
             (f" {now.mode.upper()} ", f"bold black on {COLOURS[now.mode]}"),

@@ -49,23 +49,32 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         description="Start an SGLang server with the plugin, let the load on it rise and fall, show which mode "
         "it decodes in, and compare every answer, token for token, with a server without speculation.",
         epilog="Exit status: 0 if the server switched both ways and every answer was right, else 1.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
-    add("--model-path", type=Path, default=MODELS / "target", metavar="DIR", help="target model")
-    add("--draft-path", type=Path, default=MODELS / "draft", metavar="DIR", help="its EAGLE3 draft")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: a GPU if there is one")
-    add("--threshold", type=int, default=8, metavar="N", help="plain above N running requests")
-    add("--low", type=int, default=2, metavar="N", help="requests at once while the load is low")
-    add("--high", type=int, default=20, metavar="N", help="requests at once in a burst")
-    add("--seconds", type=float, default=9.0, metavar="S", help="length of each phase")
-    add("--bursts", type=int, default=2, metavar="N", help="times the load rises and falls")
-    add("--requests", type=int, default=32, metavar="N", help="different requests; used again in turn")
-    add("--tokens", type=int, default=128, metavar="N", help="tokens of the longest answer")
-    add("--out", type=Path, default=ROOT / "bench" / "results" / "demo.png", metavar="PNG", help="the plot")
-    add("--keep-log", action="store_true", help="keep the servers' logs, and say where")
-    add("--start-timeout", type=float, default=240.0, metavar="S", help="longest wait for a server to start")
-    add("server_args", nargs="*", metavar="-- ARG", help="more arguments for both servers")
+
+    def add(flag: str, kind: type, default: object, unit: str, text: str) -> None:
+        parser.add_argument(
+            flag, type=kind, default=default, metavar=unit, help=f"{text} (default: %(default)s)"
+        )
+
+    add("--model-path", Path, MODELS / "target", "DIR", "target model")
+    add("--draft-path", Path, MODELS / "draft", "DIR", "its EAGLE3 draft")
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto, the default: a GPU if there is one",
+    )
+    add("--threshold", int, 8, "N", "plain above N running requests")
+    add("--low", int, 2, "N", "requests at once while the load is low")
+    add("--high", int, 20, "N", "requests at once in a burst")
+    add("--seconds", float, 9.0, "S", "length of each phase")
+    add("--bursts", int, 2, "N", "times the load rises and falls")
+    add("--requests", int, 32, "N", "different requests; used again in turn")
+    add("--tokens", int, 128, "N", "tokens of the longest answer")
+    add("--out", Path, ROOT / "bench" / "results" / "demo.png", "PNG", "the plot")
+    add("--start-timeout", float, 240.0, "S", "longest wait for a server to start")
+    parser.add_argument("--keep-log", action="store_true", help="keep the servers' logs, and say where")
+    parser.add_argument("server_args", nargs="*", metavar="-- ARG", help="more arguments for both servers")
     values = vars(parser.parse_args(arguments))
     if values["device"] == "auto":
         values["device"] = "cuda" if cuda_device_present() else "cpu"

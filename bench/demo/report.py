@@ -164,7 +164,7 @@ def plot(outcome: Outcome, path: Path, title: str) -> None:
             for axes in (load, rate, accept):
                 axes.axvspan(band.begin - start, band.end - start, color=_SHADES[band.mode], linewidth=0)
 
-        load.step(seconds, [sample.running for sample in samples], where="post", color="#1f4e79")
+        load.step(seconds, [sample.running for sample in samples], where="mid", color="#1f4e79")
         for level, text in (
             (outcome.threshold, f"plain above {outcome.threshold}"),
             (outcome.resume, f"spec again at {outcome.resume}"),

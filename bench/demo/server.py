@@ -91,7 +91,7 @@ class Server:
         self._command = [sys.executable, "-m", "sglang.launch_server", *arguments]
         self._command += ["--host", "127.0.0.1", "--port", str(port)]
         self._environment = dict(environment)
-        self.grace_seconds = 5.0  # for children to end by themselves once their parent is gone
+        self.grace_seconds = 2.0  # for children to end by themselves once their parent is gone
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Server:
