@@ -1,0 +1,175 @@
+import logging
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_adaptive_spec import activate as activate_module
+from sglang_adaptive_spec.activate import DRIFT_VARIABLE, Plugin, activate, check_lock, installed_sglang
+from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings
+from sglang_adaptive_spec.errors import Refusal
+from sglang_adaptive_spec.releases import lock
+from sglang_adaptive_spec.releases.base import PlainRuntime
+
+# --- the lock --------------------------------------------------------------------------------------------
+
+SOURCE = "def prepare(batch):\n    return batch\n\ndef forward(batch):\n    return batch\n"
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A source tree of SGLang 1.0 and its lock; write_text() changes the tree afterwards."""
+    monkeypatch.setattr(lock, "_LOCKS", tmp_path)
+    module = tmp_path / "engine.py"
+    module.write_text(SOURCE)
+    lock.write_lock("1.0", tmp_path, ["engine:prepare", "engine:forward"])
+    return module
+
+
+def check(tree) -> None:
+    check_lock("1.0", release=None, root=tree.parent)
+
+
+def test_an_unchanged_tree_passes(tree):
+    check(tree)
+
+
+def test_changed_functions_are_refused_by_name_and_kind(tree):
+    tree.write_text("def prepare(batch, extra):\n    return batch\n\ndef forward(batch):\n    return None\n")
+    with pytest.raises(Refusal) as caught:
+        check(tree)
+    assert "SGLang 1.0 differs" in caught.value.what
+    assert "engine:forward (body), engine:prepare (parameters)" in caught.value.what
+    assert "no longer hold" in caught.value.why
+    assert f"{DRIFT_VARIABLE}=engine:" in caught.value.remedy
+
+
+@pytest.mark.parametrize("allowed", ["engine:forward", "forward", " other , engine:forward "])
+def test_a_changed_body_may_be_allowed_by_name_and_is_told(tree, allowed, monkeypatch, caplog):
+    tree.write_text(SOURCE.removesuffix("return batch\n") + "return None\n")
+    monkeypatch.setenv(DRIFT_VARIABLE, allowed)
+    with caplog.at_level(logging.WARNING):
+        check(tree)
+    (record,) = caplog.records
+    assert "engine:forward (body)" in record.getMessage()
+
+
+@pytest.mark.parametrize("allowed", ["prepare", "engine", "forward_batch", "1", "*"])
+def test_another_name_allows_nothing(tree, allowed, monkeypatch):
+    tree.write_text(SOURCE.removesuffix("return batch\n") + "return None\n")
+    monkeypatch.setenv(DRIFT_VARIABLE, allowed)
+    with pytest.raises(Refusal):
+        check(tree)
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind"), [("def forward(batch, extra):", "parameters"), ("def renamed(batch):", "gone")]
+)
+def test_changed_parameters_and_missing_functions_can_not_be_allowed(tree, changed, kind, monkeypatch):
+    tree.write_text(SOURCE.replace("def forward(batch):", changed))
+    monkeypatch.setenv(DRIFT_VARIABLE, "engine:forward")
+    with pytest.raises(Refusal, match=rf"engine:forward \({kind}\)"):
+        check(tree)
+
+
+# --- activation ------------------------------------------------------------------------------------------
+
+
+def test_a_missing_sglang_is_refused(monkeypatch):
+    def not_found(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(activate_module, "version", not_found)
+    with pytest.raises(Refusal, match="SGLang is not installed"):
+        installed_sglang()
+
+
+def test_activation_checks_then_applies_once_a_process(monkeypatch):
+    done = []
+    monkeypatch.setattr(activate_module, "_plugin", None)
+    monkeypatch.setattr(activate_module, "installed_sglang", lambda: "1.0")
+    monkeypatch.setattr(activate_module, "release_for", lambda installed: SimpleNamespace(patches=()))
+    monkeypatch.setattr(activate_module, "check_lock", lambda installed, release: done.append("checked"))
+    monkeypatch.setattr(activate_module.PatchSet, "apply", lambda patches: done.append("applied"))
+    assert activate() is activate()
+    assert done == ["checked", "applied"]
+
+
+def test_nothing_is_applied_to_a_changed_sglang(monkeypatch):
+    def refuse(installed, release):
+        raise Refusal("changed", "a reason", "a way out")
+
+    done = []
+    monkeypatch.setattr(activate_module, "_plugin", None)
+    monkeypatch.setattr(activate_module, "installed_sglang", lambda: "1.0")
+    monkeypatch.setattr(activate_module, "release_for", lambda installed: SimpleNamespace(patches=()))
+    monkeypatch.setattr(activate_module, "check_lock", refuse)
+    monkeypatch.setattr(activate_module.PatchSet, "apply", lambda patches: done.append("applied"))
+    with pytest.raises(Refusal):
+        activate()
+    assert done == []
+
+
+# --- arguments -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugin():
+    release = SimpleNamespace(patches=(), checked=[])
+    release.speculates = lambda arguments: arguments == "speculative"
+    release.preflight = lambda arguments, settings: release.checked.append(settings)
+    release.most_accepted_tokens = lambda arguments: 4
+    return Plugin(release, "1.0")
+
+
+def test_a_server_without_speculation_and_settings_is_left_alone(plugin):
+    plugin.check("not speculative")
+    assert plugin.release.checked == []
+
+
+def test_settings_without_speculation_are_refused(plugin, monkeypatch):
+    monkeypatch.setenv(CONFIG_VARIABLE, '{"policy": "plain"}')
+    with pytest.raises(Refusal) as caught:
+        plugin.check("not speculative")
+    assert "no speculative algorithm" in caught.value.what
+    assert "nothing to switch off" in caught.value.why
+    assert "--speculative-algorithm" in caught.value.remedy
+    assert CONFIG_VARIABLE in caught.value.remedy
+
+
+def test_speculation_without_settings_is_refused_for_want_of_a_threshold(plugin):
+    with pytest.raises(Refusal, match="without a threshold"):
+        plugin.check("speculative")
+
+
+def test_the_release_checks_the_settings_from_the_environment(plugin, monkeypatch):
+    monkeypatch.setenv(CONFIG_VARIABLE, '{"disable_batch_threshold": 8}')
+    plugin.check("speculative")
+    assert plugin.release.checked == [Settings(disable_batch_threshold=8)]
+
+
+# --- the summary line ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "graph_sizes", "expected"),
+    [
+        (
+            '{"disable_batch_threshold": 8}',
+            (1, 2, 4),
+            "plain above 8 running requests, spec again at 6; plain graphs: 3 sizes, 1.25 GiB, 2.0 s; ",
+        ),
+        ('{"policy": "plain"}', (), "plain; plain graphs: eager, 1.25 GiB, 2.0 s; "),
+        ('{"policy": "spec"}', None, "spec; no plain graphs (not needed); "),
+    ],
+)
+def test_the_summary_says_on_one_line_what_runs(plugin, monkeypatch, config, graph_sizes, expected):
+    monkeypatch.setenv(CONFIG_VARIABLE, config)
+    plugin.start_engine(server_args=None)
+    runtime = None
+    if graph_sizes is not None:
+        runtime = PlainRuntime(None, None, None, memory_gib=1.25, build_seconds=2.0, graph_sizes=graph_sizes)
+    line = plugin.summary(runtime)
+    assert line.startswith("adaptive-spec ")
+    assert f"on SGLang 1.0: {expected}0 functions wrapped" in line
+    assert "\n" not in line

@@ -1,0 +1,114 @@
+"""What is not served, on arguments that look like SGLang's after they were resolved."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.errors import Refusal
+from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unserved
+
+THRESHOLD = Settings(disable_batch_threshold=8)
+
+OFF = (
+    "speculative_adaptive",
+    "enable_multi_layer_eagle",
+    "enable_dp_attention",
+    "enable_two_batch_overlap",
+    "enable_pdmux",
+    "enable_hisparse",
+    "enable_hierarchical_cache",
+    "enable_streaming_session",
+    "enable_lora",
+    "enable_torch_compile",
+    "enable_memory_saver",
+    "speculative_use_rejection_sampling",
+    "enable_return_hidden_states",
+)
+
+
+def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -> SimpleNamespace:
+    values = dict.fromkeys(OFF, False)
+    values |= {"tp_size": 1, "pp_size": 1, "dp_size": 1, "lora_paths": None, "disaggregation_mode": "null"}
+    values |= {"speculative_algorithm": algorithm, "enable_multimodal": None}
+    config = {"is_multimodal": False, "is_hybrid_swa": False, "is_encoder_decoder": False}
+    config = SimpleNamespace(**{**config, "attention_arch": SimpleNamespace(name="MHA"), **(model or {})})
+    return SimpleNamespace(**{**values, **changed}, get_model_config=lambda: config)
+
+
+def refusal_of(server_args, settings: Settings = THRESHOLD) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        refuse_unserved(server_args, settings)
+    assert caught.value.why
+    assert caught.value.remedy
+    return caught.value
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "eagle"])
+def test_eagle_on_one_gpu_is_served(algorithm):
+    refuse_unserved(arguments(algorithm), THRESHOLD)
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "NGRAM", "DFLASH", "SOMEONE_ELSES"])
+def test_another_algorithm_is_refused_with_the_served_ones(algorithm):
+    refusal = refusal_of(arguments(algorithm))
+    assert f"--speculative-algorithm {algorithm} is not served" in refusal.what
+    assert "Use EAGLE, EAGLE3 or NEXTN" in refusal.remedy
+
+
+@pytest.mark.parametrize(
+    ("changed", "flag"),
+    [({name: True}, "--" + name.replace("_", "-")) for name in OFF if name != "enable_return_hidden_states"]
+    + [
+        ({"tp_size": 2}, "--tp-size above 1"),
+        ({"pp_size": 2}, "--pp-size above 1"),
+        ({"dp_size": 2}, "--dp-size above 1"),
+        ({"lora_paths": ["adapter"]}, "--enable-lora"),
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
+    ],
+    ids=str,
+)
+def test_a_feature_not_yet_proven_is_refused_by_its_flag(changed, flag):
+    assert refusal_of(arguments(**changed)).what == f"{flag} is not served."
+
+
+def test_several_features_are_named_in_one_refusal():
+    refusal = refusal_of(arguments(tp_size=2, enable_lora=True, enable_pdmux=True, model={"is_hybrid_swa": True}))
+    assert refusal.what == (
+        "--tp-size above 1, --enable-pdmux, --enable-lora, a model with sliding-window layers are not served."
+    )
+    # The reason that three of them share is given once.
+    assert refusal.why.count("has not been proven, and") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"is_multimodal": True}, "multimodal"),
+        ({"is_hybrid_swa": True}, "sliding-window"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"attention_arch": SimpleNamespace(name="MLA")}, "latent attention"),
+    ],
+    ids=str,
+)
+def test_a_kind_of_model_not_yet_proven_is_refused(model, words):
+    assert words in refusal_of(arguments(model=model)).what
+
+
+def test_a_multimodal_model_is_served_as_a_text_model():
+    refuse_unserved(arguments(model={"is_multimodal": True}, enable_multimodal=False), THRESHOLD)
+
+
+@pytest.mark.parametrize("settings", [THRESHOLD, Settings(policy="alternate")])
+def test_eagle3_hidden_states_are_refused_where_modes_would_mix(settings):
+    refusal = refusal_of(arguments(enable_return_hidden_states=True), settings)
+    assert "--enable-return-hidden-states" in refusal.what
+    assert "--adaptive-spec-policy spec or plain" in refusal.remedy
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [("EAGLE", THRESHOLD), ("EAGLE3", Settings(policy="spec")), ("EAGLE3", Settings(policy="plain"))],
+)
+def test_hidden_states_are_served_where_they_are_all_of_one_kind(algorithm, settings):
+    refuse_unserved(arguments(algorithm, enable_return_hidden_states=True), settings)
