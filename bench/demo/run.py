@@ -121,7 +121,10 @@ def run(options: Options, logs: Path, console: Console) -> int:
             say(console, f"3/3 The load: {options.low} requests at once, bursts of {options.high}")
             outcome = asyncio.run(run_load(adaptive, prompts, expected, options, console))
     except (ServerError, LoadError, WatchError) as error:
-        say(console, f"\nFAILED: {error}\nThe end of the {current.name} server's log:\n{current.log_tail()}")
+        say(console, f"\nFAILED: {error}")
+        if current.ended_by_itself is not None:
+            say(console, f"The {current.name} server ended with exit code {current.ended_by_itself}.")
+        say(console, f"The end of the {current.name} server's log:\n{current.log_tail()}")
         return 1
 
     console.print()

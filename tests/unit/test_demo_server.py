@@ -54,9 +54,10 @@ time.sleep(60)
 
 def test_a_server_that_ends_early_is_reported_with_its_log(tmp_path: Path) -> None:
     with _server(tmp_path, "print('what went wrong'); raise SystemExit(3)") as server:
-        with pytest.raises(ServerError, match="exit code 3"):
+        with pytest.raises(ServerError, match="did not get ready"):
             server.wait_until_healthy(20)
         assert "what went wrong" in server.log_tail()
+    assert server.ended_by_itself == 3
 
 
 def test_a_server_that_never_gets_ready_is_reported(tmp_path: Path) -> None:
