@@ -26,8 +26,8 @@ def attend(
         end = start + group.num_queries
         # [num_seqs, heads, Q, head_dim] and [num_seqs, kv_heads, L, head_dim]
         q = query[start:end].view(num_seqs, num_queries, *query.shape[1:]).transpose(1, 2)
-        k = key_pool[group.kv_slots].transpose(1, 2)
-        v = value_pool[group.kv_slots].transpose(1, 2)
+        k = _gather(key_pool, group.kv_slots).transpose(1, 2)
+        v = _gather(value_pool, group.kv_slots).transpose(1, 2)
         out = torch.nn.functional.scaled_dot_product_attention(
             q.float(), k.float(), v.float(), group.mask[:, None], scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -36,3 +36,11 @@ def attend(
     if start < query.shape[0]:
         outputs.append(query.new_zeros(query.shape[0] - start, query.shape[1] * value_pool.shape[-1]))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _gather(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """[slots, kv_heads, dim] at [num_seqs, L] -> [num_seqs, L, kv_heads, dim].
+
+    `index_select` is twice as fast as indexing, and this is where most of the time goes.
+    """
+    return pool.index_select(0, slots.flatten()).view(*slots.shape, *pool.shape[1:])

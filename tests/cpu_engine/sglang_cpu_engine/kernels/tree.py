@@ -85,7 +85,7 @@ def _link_children(parent: torch.Tensor, next_token: torch.Tensor, next_sibling:
 
 def _write_mask(ancestors: torch.Tensor, seq_lens: torch.Tensor, tree_mask: torch.Tensor, mode: int) -> None:
     """Write the ancestors into the flat mask of `build_tree`."""
-    bs, n, _ = ancestors.shape
+    n = ancestors.shape[1]
     if mode == QLEN_ONLY:
         tree_mask[: ancestors.numel()] = ancestors.flatten()
     elif mode == FULL_MASK:
