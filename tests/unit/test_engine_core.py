@@ -75,7 +75,7 @@ class FakeRelease:
 
     def reserve_for_spec(self, batch, prepare):
         self.ran.append("reserve for spec")
-        self.reserve_seen.append(reserve(self.engine))
+        prepare(batch)
 
     def mode_of_result(self, result):
         return result.mode
@@ -115,7 +115,11 @@ def run(engine: AdaptiveEngine, batch):
         engine.release.ran.append("sglang")
         return SimpleNamespace(mode=Mode.SPEC, tokens=3 * batch.requests)
 
-    return engine.run(None, batch, None, sglang, prepare=None)
+    def sglang_prepares(again):
+        # SGLang's own preparation is wrapped, so it comes by the engine once more.
+        engine.prepare(again, lambda: engine.release.reserve_seen.append(reserve(engine)))
+
+    return engine.run(None, batch, None, sglang, sglang_prepares)
 
 
 def process(engine: AdaptiveEngine, batch, result):
@@ -254,10 +258,20 @@ def test_a_failed_plain_step_is_run_again_speculatively():
     engine = make_engine(PLAIN)
     engine.release.plain_error = RuntimeError("no kernel")
     batch = make_batch()
-    prepare(engine, batch)
+    assert prepare(engine, batch) == 1
     assert run(engine, batch).mode is Mode.SPEC
     assert engine.release.ran == ["plain decode", "reserve for spec", "sglang"]
     assert engine.release.reserve_seen == [SGLANG_RESERVE]
+
+
+def test_a_step_behind_a_repeated_one_covers_all_it_may_accept():
+    engine = make_engine(PLAIN)
+    engine.release.plain_error = RuntimeError("no kernel")
+    batch = make_batch()
+    prepare(engine, batch)
+    run(engine, batch)
+    assert reserve(engine) == SGLANG_RESERVE
+    assert prepare(engine, make_batch()) == SGLANG_RESERVE
 
 
 def test_after_a_failed_plain_step_sglang_speculates_as_it_would_alone():

@@ -72,7 +72,6 @@ def test_docstrings_comments_formatting_and_position_do_not_count(change, old, n
         ("return None", "pass"),
         ("self.run(", "self.walk("),
         ("publish=None", "publish=False"),
-        ("    def forward(", "    async def forward("),
         ("    def forward(", "    @staticmethod\n    def forward("),
         ("if batch.empty:", "batch.count += 1\n        if batch.empty:"),
         ("if batch.empty:", "if not batch.empty:"),
