@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bounds import BOUNDS, GPU, MODEL_SHAPE, Bound
-from bench.host import plugin_digest
+from bench.host import tree_digest
 from bench.results import RESULTS, Ratio, Results
 
 
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
     if not bounds:
         parser.error(f"no bound of group {', '.join(args.group)}")
     files = [r for r in map(Results.read, sorted(args.results.glob("*.jsonl"))) if r.is_sweep]
-    digest = plugin_digest()
+    digest = tree_digest()
     verdicts = list(judge(bounds, files))
     for bound in bounds:
         print(f"{bound.group}: {bound.name}")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from bench.results import without_paths
@@ -15,27 +15,55 @@ from bench.results import without_paths
 ROOT = Path(__file__).resolve().parent.parent
 
 _TERM_GRACE_S = 5.0
+_WATCH_S = 1.0
 
 
-def run_module(module: str, arguments: list[str], env: Mapping[str, str], log: Path, timeout_s: float) -> int | None:
+def environment(base: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which ``bench`` is found, but after everything that is installed.
+
+    The working tree has the plugin's folder too, without its patches: ahead of an installed plugin it would
+    hide it. Hence also no current directory on the path (and, for Python 3.10, another current directory).
+    """
+    path = os.pathsep.join(filter(None, (base.get("PYTHONPATH", ""), str(ROOT))))
+    return {**base, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def run_module(
+    module: str,
+    arguments: list[str],
+    env: Mapping[str, str],
+    log: Path,
+    timeout_s: float,
+    watch: Callable[[], None] = lambda: None,
+) -> int | None:
     """Run ``python -m module`` with all its output in ``log``.
 
     Whatever the child started is gone when this returns: a server left behind would hold the GPU.
+
+    Args:
+        watch: Called about once a second while it runs.
 
     Returns:
         The exit code, or None when the child was ended at the timeout.
     """
     command = [sys.executable, "-m", module, *arguments]
-    env = {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH", ""))))}
     with log.open("wb") as output:
-        # A session of its own: the server's processes can be ended together, and Ctrl-C reaches only us.
         child = subprocess.Popen(
-            command, env=env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=environment(env),
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Of its own: the server's processes can be ended together, and Ctrl-C reaches only us.
+            start_new_session=True,
         )
+    end = time.monotonic() + timeout_s
     try:
-        return child.wait(timeout=max(0.0, timeout_s))
-    except subprocess.TimeoutExpired:
-        return None
+        while child.poll() is None and time.monotonic() < end:
+            time.sleep(_WATCH_S)
+            watch()
+        return child.poll()
     finally:
         _end_group(child)
 

@@ -6,11 +6,15 @@ import hashlib
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from bench.child import ROOT, environment
 
 _PACKAGES = ("sglang", "torch", "triton", "transformers", "flashinfer-python", "sglang-kernel", "wrapt")
 
@@ -24,24 +28,32 @@ def facts() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "commit": os.environ.get("BENCH_COMMIT") or _commit(),
-        "plugin_digest": plugin_digest(),
+        "plugin_digest": installed_digest(),
     }
 
 
-def plugin_digest() -> str | None:
-    """A hash of the installed plugin's source, which says more than a commit where there is no repository."""
-    names = ("sglang_adaptive_spec", "sglang_adaptive_spec.patches")
+def installed_digest() -> str | None:
+    """A hash of the source of the plugin that SGLang would load; None where none is installed."""
+    # Asked of a process like the server's: in this one the working tree may hide what is installed.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        return _output(sys.executable, "-m", "bench.host", env=environment(os.environ), cwd=elsewhere) or None
+
+
+def tree_digest() -> str:
+    """A hash of the plugin's source in the working tree."""
+    return digest([ROOT / "sglang_adaptive_spec", ROOT / "patches"])
+
+
+def _digest_here() -> str | None:
     folders: list[Path] = []
-    for name in names:
+    for name in ("sglang_adaptive_spec", "sglang_adaptive_spec.patches"):
         try:
             spec = find_spec(name)
         except ImportError:
             spec = None
         if spec is not None:
             folders += map(Path, spec.submodule_search_locations or ())
-    if not folders:
-        return None
-    return digest(folders)
+    return digest(folders) if folders else None
 
 
 def digest(folders: Iterable[Path]) -> str:
@@ -77,16 +89,21 @@ def _cpu() -> str:
 
 def _commit() -> str | None:
     """The commit the working tree is at, with "+" for uncommitted changes of the plugin."""
-    root = Path(__file__).resolve().parent.parent
-    commit = _output("git", "-C", str(root), "rev-parse", "--short=12", "HEAD")
+    commit = _output("git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD")
     if not commit:
         return None
-    changed = _output("git", "-C", str(root), "status", "--porcelain", "--", "sglang_adaptive_spec", "patches")
+    changed = _output("git", "-C", str(ROOT), "status", "--porcelain", "--", "sglang_adaptive_spec", "patches")
     return commit + ("+" if changed else "")
 
 
-def _output(*command: str) -> str:
+def _output(*command: str, env: Mapping[str, str] | None = None, cwd: str | None = None) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True, env=env, cwd=cwd
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+if __name__ == "__main__":
+    print(_digest_here() or "")

@@ -17,6 +17,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -222,11 +223,18 @@ def server_row(served: Served, startup_s: float) -> dict[str, Any]:
     return {
         "startup_s": round(startup_s, 1),
         "arguments": {name: state.get(name) for name in kept},
-        "cuda_graph_sizes": state.get("cuda_graph_bs_decode"),
+        "cuda_graph_sizes": cuda_graph_sizes(state),
         "memory_gb": state.get("memory_usage"),
         "gpu_memory_used_mib": gpu_memory_used_mib(),
         "plugin": served.plugin,
     }
+
+
+def cuda_graph_sizes(state: Mapping[str, Any]) -> list[int] | None:
+    """The decode batch sizes that graphs were captured for; None where there are no graphs."""
+    phase = getattr(state.get("cuda_graph_config"), "decode", None)
+    sizes = getattr(phase, "bs", None)
+    return list(sizes) if sizes else None
 
 
 def gpu_memory_used_mib() -> int | None:

@@ -27,6 +27,14 @@ _SETTLING_STEPS = 2
 """Steps that a policy which chooses by load may take in the other mode before it settles."""
 
 
+def plugin_environment(base: Mapping[str, str], settings: Mapping[str, Any] | None) -> dict[str, str]:
+    """An environment in which the plugin runs with these settings, or not at all; nothing else about speculation."""
+    env = {k: v for k, v in base.items() if k not in (PLUGIN_VARIABLE, CONFIG_VARIABLE, ACCEPT_VARIABLE)}
+    if settings is not None:
+        env |= {PLUGIN_VARIABLE: "1", CONFIG_VARIABLE: json.dumps(settings, sort_keys=True)}
+    return env
+
+
 @dataclass(frozen=True)
 class BenchMode:
     """One kind of server.
@@ -54,10 +62,7 @@ class BenchMode:
             base: The environment to start from; whatever it says about speculation is dropped.
             accept_length: Tokens a verify step accepts, simulated by SGLang; None leaves it to the weights.
         """
-        env = {k: v for k, v in base.items() if k not in (PLUGIN_VARIABLE, CONFIG_VARIABLE, ACCEPT_VARIABLE)}
-        if self.plugin is not None:
-            env[PLUGIN_VARIABLE] = "1"
-            env[CONFIG_VARIABLE] = json.dumps(self.plugin, sort_keys=True)
+        env = plugin_environment(base, self.plugin)
         if self.speculates and accept_length is not None:
             env[ACCEPT_VARIABLE] = str(accept_length)
         return env

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 def append_row(path: Path, row: Row) -> None:
     """Add one row; it is on disk when this returns, whatever happens to the process."""
     with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json.dumps(row, default=str) + "\n")
 
 
 def without_paths(text: str) -> str:

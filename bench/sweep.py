@@ -179,10 +179,11 @@ class Sweep:
         task_file.write_text(json.dumps(asdict(task)))
         env = mode.environment(os.environ, args.simulate_accept_length)
         say(f"{labels['backend']} {labels['mode']}: started, {self._budget.left_s:.0f} s left")
+        progress = Progress(args.out, labels)
         start = time.monotonic()
-        code = run_module("bench.measure", [str(task_file)], env, log, self._budget.left_s)
+        code = run_module("bench.measure", [str(task_file)], env, log, self._budget.left_s, progress.show)
         total_s = time.monotonic() - start
-        startup_s = self._report(labels)
+        progress.show()
         if code != 0:
             self.failures += 1
             reason = "ended at the deadline" if code is None else f"exit code {code}"
@@ -191,30 +192,37 @@ class Sweep:
                 self._write(labels, "error", {"error": f"the server's process: {reason}", "log_tail": tail})
                 say(*(f"    {line}" for line in tail))
             say(f"{labels['backend']} {labels['mode']}: {reason} after {total_s:.0f} s")
-        if startup_s is not None:
-            self._budget.learn(labels["backend"], startup_s, total_s, complete=code == 0)
+        if progress.startup_s is not None:
+            self._budget.learn(labels["backend"], progress.startup_s, total_s, complete=code == 0)
         if args.logs is not None:
             args.logs.mkdir(parents=True, exist_ok=True)
             (args.logs / log.name).write_bytes(log.read_bytes())
 
-    def _report(self, labels: dict[str, Any]) -> float | None:
-        """Print what a server's process wrote; returns its start-up time, if it came that far."""
-        startup_s = None
-        for row in Results.read(self._args.out).rows:
-            if any(row.get(k) != v for k, v in labels.items()):
-                continue
-            prefix = f"{labels['backend']} {labels['mode']}"
-            if row["kind"] == "server":
-                startup_s = float(row["startup_s"])
-                say(f"{prefix}: up after {startup_s:.0f} s")
-            elif row["kind"] == "measurement":
-                say(f"{prefix}, {row['concurrency']} requests: {row['tokens_per_s']:.0f} tokens/s")
-            elif row["kind"] == "error":
-                say(f"{prefix}: {row['error']}")
-        return startup_s
-
     def _write(self, labels: dict[str, Any], kind: str, values: Row) -> None:
         append_row(self._args.out, {"kind": kind, **labels, **values})
+
+
+class Progress:
+    """Prints what a server's process adds to the result file."""
+
+    def __init__(self, path: Path, labels: dict[str, Any]) -> None:
+        self._path = path
+        self._prefix = f"{labels['backend']} {labels['mode']}"
+        self._seen = len(Results.read(path).rows)
+        self.startup_s: float | None = None
+
+    def show(self) -> None:
+        """Print what is new."""
+        rows = Results.read(self._path).rows
+        for row in rows[self._seen :]:
+            if row["kind"] == "server":
+                self.startup_s = float(row["startup_s"])
+                say(f"{self._prefix}: up after {self.startup_s:.0f} s")
+            elif row["kind"] == "measurement":
+                say(f"{self._prefix}, {row['concurrency']} requests: {row['tokens_per_s']:.0f} tokens/s")
+            elif row["kind"] == "error":
+                say(f"{self._prefix}: {row['error']}")
+        self._seen = len(rows)
 
 
 def say(*lines: str) -> None:
@@ -255,7 +263,10 @@ def main(argv: list[str]) -> int:
         return 2
     # So that a server is ended, and what was measured reported, when somebody ends us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    append_row(args.out, header(args, argv))
+    head = header(args, argv)
+    if head["host"]["plugin_digest"] not in (None, host.tree_digest()):
+        say("Note: the installed plugin is not the one in this working tree.")
+    append_row(args.out, head)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as work:
         sweep = Sweep(args, Path(work))

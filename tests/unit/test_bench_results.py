@@ -1,0 +1,219 @@
+"""Result files, tables and bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import check, report
+from bench.bounds import BOUNDS, Bound
+from bench.results import Results, append_row, without_paths
+
+HOST: dict[str, Any] = {
+    "gpu": "NVIDIA H200, 143771 MiB, 580",
+    "cpu": "some CPU",
+    "commit": "abc",
+    "plugin_digest": "d1",
+    "packages": {"sglang": "0.5.14", "torch": "2.11.0"},
+}
+
+
+def header(
+    started: str = "2026-01-01T00:00:00+00:00", gpu: str | None = HOST["gpu"], **settings: Any
+) -> dict[str, Any]:
+    wanted = {
+        "model_shape": "llama-8b",
+        "device": "cuda",
+        "input_tokens": 256,
+        "output_tokens": 128,
+        "repeats": 2,
+        "rounds": 1,
+        "simulate_accept_length": 2.5,
+    }
+    return {
+        "kind": "header",
+        "tool": "bench.sweep",
+        "started": started,
+        "command": "python -m bench.sweep",
+        "settings": wanted | settings,
+        "host": HOST | {"gpu": gpu},
+    }
+
+
+def measurement(mode: str, rates: list[float], concurrency: int = 64, **changes: Any) -> dict[str, Any]:
+    repeats = [{"tokens_per_s": rate, "step_ms": 1000 * concurrency / rate} for rate in rates]
+    row = {"kind": "measurement", "backend": "fa3", "mode": mode, "round": 0, "concurrency": concurrency}
+    return row | {"repeats": repeats} | changes
+
+
+def test_rows_survive_a_cut_off_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    append_row(path, header())
+    append_row(path, measurement("base", [100.0, 102.0]))
+    with path.open("a") as file:
+        file.write('{"kind": "measu')
+    results = Results.read(path)
+    assert results.is_sweep
+    assert len(results.rows) == 2
+    assert results.name == "r.jsonl"
+
+
+def test_ratio_is_of_medians_over_all_rounds() -> None:
+    rows = [
+        header(),
+        measurement("base", [100.0, 110.0]),
+        measurement("base", [120.0], round=1),
+        measurement("ours-plain", [99.0, 104.5, 110.0]),
+    ]
+    ratio = Results(rows).ratio("fa3", "ours-plain", "base", 64)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(104.5 / 110)
+    assert ratio.low == pytest.approx(99 / 120)
+    assert ratio.high == pytest.approx(110 / 100)
+    assert ratio.repeats == 3
+    assert Results(rows).ratio("triton", "ours-plain", "base", 64) is None
+    assert Results(rows).ratio("fa3", "ours-plain", "base", 8) is None
+
+
+def test_ratio_by_step_ignores_how_many_tokens_were_accepted() -> None:
+    slow_luck = {"tokens_per_s": 90.0, "step_ms": 5.0}
+    good_luck = {"tokens_per_s": 100.0, "step_ms": 5.0}
+    rows = [
+        header(),
+        measurement("spec", [], repeats=[good_luck, good_luck]),
+        measurement("ours-spec", [], repeats=[slow_luck, slow_luck]),
+    ]
+    by_step = Results(rows).ratio("fa3", "ours-spec", "spec", 64, by_step=True)
+    by_token = Results(rows).ratio("fa3", "ours-spec", "spec", 64)
+    assert by_step is not None
+    assert by_token is not None
+    assert by_step.value == 1.0
+    assert by_token.value == 0.9
+
+
+def test_server_without_finite_numbers_does_not_count() -> None:
+    broken = {"kind": "numbers", "backend": "fa3", "mode": "base", "round": 0, "finite_logprobs": False}
+    rows = [header(), measurement("base", [100.0, 101.0]), measurement("spec", [100.0, 101.0]), broken]
+    assert Results(rows).modes() == ["spec"]
+
+
+def test_paths_are_cut() -> None:
+    text = 'File "/opt/some/site-packages/sglang/srt/x.py", line 3: see https://example.org/a/b and 1/2'
+    assert without_paths(text) == 'File "x.py", line 3: see https://example.org/a/b and 1/2'
+
+
+def test_table_and_errors() -> None:
+    rows = [
+        header(),
+        measurement("base", [100.0, 102.0]),
+        measurement("ours-plain", [98.0, 99.0]),
+        {"kind": "error", "backend": "fa3", "mode": "spec", "round": 0, "error": "it broke"},
+    ]
+    table = report.markdown(Results(rows))
+    assert "| 64 | 101 (2.0) | 98 (1.0) | 0.975 |" in table
+    assert "- fa3 spec: it broke" in table
+
+
+def test_plot_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    modes = ("base", "spec", "ours-plain")
+    rows = [header(), *(measurement(m, [90.0 * c, 91.0 * c], c) for m in modes for c in (1, 8, 64))]
+    assert report.plot(Results(rows), tmp_path / "p.png")
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+    assert not report.plot(Results([header()]), tmp_path / "none.png")
+
+
+BOUND = Bound("A", "ours-plain", "base", 0.97, ("fa3",), (64,))
+
+
+def verdicts(*files: list[dict[str, Any]], bound: Bound = BOUND) -> list[check.Verdict]:
+    return list(check.judge([bound], [Results(rows, f"{n}.jsonl") for n, rows in enumerate(files)]))
+
+
+def pair(ratio: float, **head: Any) -> list[dict[str, Any]]:
+    rates = [100 * ratio, 100 * ratio]
+    return [header(**head), measurement("base", [100.0, 100.0]), measurement("ours-plain", rates)]
+
+
+def test_last_measured_counts() -> None:
+    old, new = pair(0.99, started="2026-01-01T00:00:00+00:00"), pair(0.95, started="2026-02-01T00:00:00+00:00")
+    assert [v.met for v in verdicts(old)] == [True]
+    assert [v.met for v in verdicts(new, old)] == [False]
+    (verdict,) = verdicts(old, new)
+    assert "MISSED" in verdict.line("d1")
+    assert "0.9500" in verdict.line("d1")
+    assert "another plugin" in verdict.line("d2")
+
+
+def test_bound_itself_is_met_and_a_strict_one_is_not() -> None:
+    assert BOUND.met(0.97)
+    assert not BOUND.met(0.9699)
+    strict = Bound("B", "ours-threshold", "upstream-zero", 1.0, ("fa3",), (64,), strict=True)
+    assert not strict.met(1.0)
+    assert strict.met(1.001)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"gpu": None},
+        {"gpu": "NVIDIA A100"},
+        {"model_shape": "tiny"},
+        {"device": "cpu"},
+    ],
+    ids=str,
+)
+def test_other_machines_and_shapes_do_not_count(head: dict[str, Any]) -> None:
+    assert [v.ratio for v in verdicts(pair(0.99, **head))] == [None]
+
+
+def test_sides_of_two_files_do_not_make_a_pair() -> None:
+    base, ours = pair(0.99), pair(0.99)
+    assert [v.ratio for v in verdicts(base[:2], [ours[0], ours[2]])] == [None]
+
+
+def test_one_repeat_is_not_enough() -> None:
+    rows = [header(), measurement("base", [100.0]), measurement("ours-plain", [100.0])]
+    assert [v.ratio for v in verdicts(rows)] == [None]
+
+
+def test_accept_length_has_to_be_the_bounds() -> None:
+    rows = [header(), measurement("spec", [100.0] * 2), measurement("ours-spec", [100.0] * 2)]
+    for accept_length, measured in ((2.5, True), (1.6, False)):
+        bound = Bound("C", "ours-spec", "spec", 0.99, ("fa3",), (64,), by_step=True, accept_length=accept_length)
+        assert [v.ratio is not None for v in verdicts(rows, bound=bound)] == [measured]
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = ["--group", "A", "--results", str(tmp_path)]
+    assert check.main(group) == 1
+    assert "never" in capsys.readouterr().out
+    for row in _all_of_group_a(0.999):
+        append_row(tmp_path / "all.jsonl", row)
+    append_row(tmp_path / "other.jsonl", {"kind": "header", "tool": "something else"})
+    assert check.main(group) == 0
+    assert "12 met, 0 missed, 0 never measured" in capsys.readouterr().out
+    for row in _all_of_group_a(0.96):
+        append_row(tmp_path / "newer.jsonl", row | ({"started": "2027"} if row["kind"] == "header" else {}))
+    assert check.main(group) == 1
+    assert "0 met, 12 missed" in capsys.readouterr().out
+
+
+def _all_of_group_a(ratio: float) -> list[dict[str, Any]]:
+    rows = [header()]
+    for backend in ("fa3", "triton"):
+        for concurrency in (8, 64, 256):
+            for mode in ("base", "spec", "ours-plain", "ours-spec"):
+                rate = 100.0 * (ratio if mode.startswith("ours") else 1.0)
+                rows.append(measurement(mode, [rate, rate], concurrency, backend=backend))
+    return rows
+
+
+def test_bounds_name_modes_that_exist() -> None:
+    from bench.modes import MODES
+
+    for bound in BOUNDS:
+        assert {bound.mode, bound.reference} <= MODES.keys()
+        assert min(bound.concurrencies) >= MODES[bound.mode].least_concurrency
