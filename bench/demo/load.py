@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -61,7 +62,8 @@ class TokenMeter:
         """Tokens a second that arrived in [begin, end)."""
         if end <= begin:
             return 0.0
-        return sum(tokens for at, tokens in self.arrivals if begin <= at < end) / (end - begin)
+        first, last = (bisect_left(self.arrivals, (moment,)) for moment in (begin, end))
+        return sum(tokens for _, tokens in self.arrivals[first:last]) / (end - begin)
 
 
 def phases(low: int, high: int, seconds: float, bursts: int) -> tuple[Phase, ...]:

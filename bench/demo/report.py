@@ -82,16 +82,16 @@ def table(outcome: Outcome) -> Table:
     shown = Table(title="What each phase of the load got", title_justify="left")
     shown.add_column("phase")
     for heading in (
-        "requests\nat once",
-        "requests",
+        "at\nonce",
+        "answers",
         "right",
         "plain\nsteps",
         "tokens/s",
         "accept\nlength",
         "spec to\nplain",
-        "plain\nto spec",
+        "plain to\nspec",
     ):
-        shown.add_column(heading, justify="right")
+        shown.add_column(heading, justify="right", no_wrap=True)
     for row in phase_rows(outcome):
         shown.add_row(
             row.name,
