@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from .load import Answer, Phase, TokenMeter
@@ -79,7 +80,7 @@ def phase_rows(outcome: Outcome) -> list[PhaseRow]:
 
 def table(outcome: Outcome) -> Table:
     """The rows for people."""
-    shown = Table(title="What each phase of the load got", title_justify="left")
+    shown = Table(title="What each phase of the load got", title_justify="left", box=SIMPLE_HEAD)
     shown.add_column("phase")
     for heading in (
         "at\nonce",
@@ -88,8 +89,8 @@ def table(outcome: Outcome) -> Table:
         "plain\nsteps",
         "tokens/s",
         "accept\nlength",
-        "spec to\nplain",
-        "plain to\nspec",
+        "to\nplain",
+        "to\nspec",
     ):
         shown.add_column(heading, justify="right", no_wrap=True)
     for row in phase_rows(outcome):
