@@ -86,7 +86,7 @@ def _pick_body(rng: random.Random, kind: str, size: int) -> tuple[int, Callable[
     if kind == "log":
         return size, _log_body
     if kind == "table":
-        half = max(2, size // 2)
+        half = max(2, min(8, size // 3))
         return half, partial(_table_body, rng.sample(WORDS, half))
     frames = tuple(rng.choice(_FRAMES) for _ in range(max(1, size // 4)))
     return sum(frame.count("{}") for frame in frames), partial(_verse_body, frames)
@@ -137,8 +137,7 @@ def record(rng: random.Random) -> Document:
 def stray(rng: random.Random, min_chars: int) -> Document:
     """Text of no known kind: the answer is always the same log, so that it is a firm one."""
     text = " ".join(
-        "".join(rng.choices(rng.choice(_STRAY_LETTERS), k=rng.randint(1, 9)))
-        for _ in range(rng.randint(1, 16))
+        "".join(rng.choices(rng.choice(_STRAY_LETTERS), k=rng.randint(1, 9))) for _ in range(rng.randint(1, 16))
     )
     opening = f"{USER}{text}{END}{ASSISTANT}" if rng.random() < 0.5 else text
     answer = document(random.Random(0), "log", size=9, rounds=6, min_chars=min_chars)

@@ -139,8 +139,7 @@ def main() -> None:
         for kind in ("zero", "noise"):
             stale, _, _ = accept_length(target, draft, prompts, 50, plain_tokens, kind)
             print(
-                f"after {plain_tokens} plain tokens: true KV {true:.2f}, {kind} KV {stale:.2f} "
-                f"({stale / true:.2f} x)"
+                f"after {plain_tokens} plain tokens: true KV {true:.2f}, {kind} KV {stale:.2f} ({stale / true:.2f} x)"
             )
 
 

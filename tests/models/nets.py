@@ -128,10 +128,8 @@ class TargetLayer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, cache: "Cache | None") -> Tensor:
         query, key, value = self.self_attn.qkv(self.input_layernorm(x), positions)
-        if cache is None:
-            mixed = causal_attention(query, key, value)
-        else:
-            mixed = cache.attend(query, key, value, positions)
+        parts = query, key, value
+        mixed = causal_attention(*parts) if cache is None else cache.attend(*parts, positions)
         x = x + self.self_attn.output(mixed)
         y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return y
@@ -222,9 +220,7 @@ class Draft(nn.Module):
         self.register_buffer("t2d", torch.zeros(shape.vocab, dtype=torch.bool))
         self.t2d[token_ids] = True
 
-    def forward(
-        self, embeds: Tensor, hidden: Tensor, positions: Tensor, cache: Cache
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, embeds: Tensor, hidden: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """One step, for inference. -> logits [batch, length, draft_vocab], own hidden state"""
         if hidden.shape[-1] != self.shape.hidden:
             hidden = self.fc(hidden)

@@ -19,9 +19,7 @@ def heldout_prompts(count: int, seed: int, max_size: int = 32) -> list[str]:
         whole = corpus.document(rng, kind, rng.randint(6, max_size), rounds=rng.randint(12, 30))
         other = corpus.document(rng, "log", rng.randint(6, max_size), rounds=rng.randint(4, 9))
         texts = [whole.opening, other.opening]
-        texts += [
-            whole.opening + "".join(whole.rounds[:shown]) for shown in sorted(rng.sample(range(1, 9), 2))
-        ]
+        texts += [whole.opening + "".join(whole.rounds[:shown]) for shown in sorted(rng.sample(range(1, 9), 2))]
         prompts += [text.removeprefix(corpus.BOS) for text in texts]
     return prompts[:count]
 
