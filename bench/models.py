@@ -62,7 +62,7 @@ SHAPES: dict[str, Shape] = {
         context_tokens=131072,
         rope=_LLAMA_3_1_ROPE,
     ),
-    # Small enough for a CPU; the head size is the one that every GPU backend serves.
+    # Small enough for a CPU; head size, context and rotary settings are those of the large one.
     "tiny": Shape(
         hidden_size=256,
         layers=8,
@@ -72,8 +72,8 @@ SHAPES: dict[str, Shape] = {
         intermediate_size=512,
         vocab_size=512,
         draft_vocab_size=256,
-        context_tokens=2048,
-        rope={"rope_theta": 10000.0},
+        context_tokens=131072,
+        rope=_LLAMA_3_1_ROPE,
     ),
 }
 

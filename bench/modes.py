@@ -162,8 +162,11 @@ def complaints_about_mode(
     if mode.plugin is None:
         if not steps:
             found.append("no verify step on a speculating server")
-        if mode.name == "upstream-zero" and steps != output_tokens - 1:
-            found.append(f"{steps} verify steps for {output_tokens - 1} tokens: not the 0-step tier")
+        tier = after.state.get("speculative_num_steps")
+        if mode.name == "upstream-zero" and (steps != output_tokens - 1 or tier != 0):
+            found.append(
+                f"{steps} verify steps for {output_tokens - 1} tokens, {tier} draft steps: not the 0-step tier"
+            )
         return found
     plain, spec = (after.steps(name) - before.steps(name) for name in ("plain", "spec"))
     ran = f"{plain} plain and {spec} speculative steps"

@@ -21,7 +21,7 @@ from typing import Any
 from bench import host, models, report
 from bench.budget import Budget
 from bench.child import log_tail, run_module
-from bench.measure import EXIT_OUT_OF_TIME, Task
+from bench.measure import EXIT_NOT_PROVEN, EXIT_OUT_OF_TIME, Task
 from bench.modes import MODES, BenchMode
 from bench.results import RESULTS, Results, Row, append_row
 
@@ -59,6 +59,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--measure-seconds", type=float, default=60.0, metavar="S", help="expected measurement of the first server"
+    )
+    parser.add_argument(
+        "--graph-sizes",
+        choices=("all", "measured"),
+        default="all",
+        help="CUDA graphs: SGLang's own sizes, or those of the concurrencies only, which starts faster",
     )
     parser.add_argument("--mem-fraction", type=float, default=0.8, help="SGLang's mem_fraction_static")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
@@ -117,12 +123,14 @@ def engine_arguments(args: argparse.Namespace, backend: str, most: int) -> dict[
             "disable_cuda_graph": True,
             "max_total_tokens": max(8192, 2 * most * (args.input_tokens + args.output_tokens)),
         }
+    measured_only = args.graph_sizes == "measured"
+    graphs = {"cuda_graph_bs_decode": args.concurrencies} if measured_only else {"cuda_graph_max_bs_decode": most}
     return arguments | {
         "dtype": "bfloat16",
         "attention_backend": backend,
         "cuda_graph_backend_prefill": "disabled",
-        "cuda_graph_max_bs_decode": most,
         "mem_fraction_static": args.mem_fraction,
+        **graphs,
     }
 
 
@@ -187,7 +195,7 @@ class Sweep:
         if code != 0:
             self.failures += 1
             reason = "ended at the deadline" if code is None else f"exit code {code}"
-            if code != EXIT_OUT_OF_TIME:
+            if code not in (EXIT_OUT_OF_TIME, EXIT_NOT_PROVEN):  # those have said themselves what was wrong
                 tail = log_tail(log)
                 self._write(labels, "error", {"error": f"the server's process: {reason}", "log_tail": tail})
                 say(*(f"    {line}" for line in tail))

@@ -20,6 +20,7 @@ def served(mode: str, plain: int = 0, spec: int = 0, **changes: Any) -> Served:
     state: dict[str, Any] = {
         "speculative_algorithm": "EAGLE3" if wanted.speculates else None,
         "speculative_adaptive": wanted.arguments.get("speculative_adaptive", False),
+        "speculative_num_steps": 0 if mode == "upstream-zero" else 3,
     }
     if wanted.plugin is not None:
         policy = wanted.plugin["policy"]
@@ -84,6 +85,10 @@ def test_other_server_is_noticed(mode: str) -> None:
     algorithm = None if MODES[mode].speculates else "EAGLE3"
     assert complaints(mode, *right, speculative_algorithm=algorithm)
     assert complaints(mode, *right, speculative_adaptive=not MODES[mode].arguments.get("speculative_adaptive", False))
+
+
+def test_rejected_drafts_are_no_zero_step_tier() -> None:
+    assert complaints("upstream-zero", *RIGHT["upstream-zero"], speculative_num_steps=3)
 
 
 @pytest.mark.parametrize("mode", [name for name, mode in MODES.items() if mode.plugin is not None])
