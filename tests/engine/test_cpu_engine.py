@@ -299,7 +299,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _tokens(models: Path, log: Path, *arguments: str, env: dict[str, str] | None = None) -> list[list[int]]:
     """Greedy tokens of requests that differ in length, share prefixes, and begin alone and together."""
     fixed = (f"--model-path={models / 'target'}", "--skip-tokenizer-init", "--chunked-prefill-size=48")
-    with serve(log, (*fixed, *arguments), env=env) as server:
+    with serve(log, (*fixed, *arguments), env={"SGLANG_CPU_ENGINE_FORK": "1", **(env or {})}) as server:
         return _ask(server, requests=1) + _ask(server, requests=16)
 
 
@@ -325,7 +325,7 @@ def plain_tokens(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list
 @pytest.mark.parametrize(
     ("algorithm", "arguments", "env"),
     [
-        pytest.param("EAGLE3", CHAIN, {}, id="chain"),
+        pytest.param("EAGLE3", CHAIN, {"SGLANG_CPU_ENGINE_FORK": "0"}, id="chain"),
         pytest.param("EAGLE3", (*CHAIN, "--page-size=16", NO_OVERLAP), {}, id="chain-pages-no-overlap"),
         pytest.param(
             "EAGLE",

@@ -1,4 +1,7 @@
-"""Runs a function on a module right after the module's own code ran. Standard library only."""
+"""Runs a function when a module is imported: before it is looked for, or after its own code ran.
+
+Standard library only.
+"""
 
 import importlib.util
 import sys
@@ -8,6 +11,24 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 Callback = Callable[[ModuleType], None]
+
+
+class PreImportFinder(MetaPathFinder):
+    """Calls a function once, when the module of this name is first looked for. Finds nothing."""
+
+    def __init__(self, name: str, callback: Callable[[], None]) -> None:
+        self._name = name
+        self._callback: Callable[[], None] | None = callback
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> None:
+        if fullname == self._name and self._callback is not None:
+            callback, self._callback = self._callback, None
+            callback()
 
 
 class PostImportFinder(MetaPathFinder):

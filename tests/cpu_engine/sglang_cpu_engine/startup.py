@@ -35,11 +35,20 @@ def start() -> None:
     # A server process imports 5000 modules. Looking for garbage among them takes a sixth of the time.
     gc.set_threshold(100_000, 50, 100)
 
-    from sglang_cpu_engine.import_hooks import PostImportFinder
+    from sglang_cpu_engine.import_hooks import PostImportFinder, PreImportFinder
     from sglang_cpu_engine.replacements import REPLACEMENTS
 
-    if not any(isinstance(finder, PostImportFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, PostImportFinder(REPLACEMENTS))
+    if any(isinstance(finder, PostImportFinder) for finder in sys.meta_path):
+        return
+    sys.meta_path.insert(0, PostImportFinder(REPLACEMENTS))
+    if os.environ.get("SGLANG_CPU_ENGINE_FORK") == "1":
+        sys.meta_path.insert(0, PreImportFinder("sglang", _start_fork_server))
+
+
+def _start_fork_server() -> None:
+    from sglang_cpu_engine import fork_server
+
+    fork_server.start()
 
 
 def _has_cuda_driver() -> bool:
