@@ -1,4 +1,4 @@
-"""How long things may take: a machine that is lent by the minute is not to be left in mid-measurement."""
+"""How long things may take: GPU time is paid for by the minute, and half a measurement is worth nothing."""
 
 from __future__ import annotations
 

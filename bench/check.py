@@ -1,12 +1,13 @@
 """Each speed bound with its last measured ratio: ``python -m bench.check [--group A]``.
 
-Exit code 1 where a bound is missed or was never measured.
+Exit code 1 where a bound is missed, was never measured, or hangs on a single repeat.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +33,17 @@ class Verdict:
     source: Results | None = None
 
     @property
-    def met(self) -> bool:
-        """Whether it was measured and is good enough."""
-        return self.ratio is not None and self.bound.met(self.ratio.value)
+    def word(self) -> str:
+        """``ok``, ``MISSED``, ``never`` measured, or ``UNSETTLED``: leaving one repeat out would decide otherwise.
+
+        One hiccup of the host can make a ratio look good as well as bad.
+        """
+        if self.ratio is None:
+            return "never"
+        verdicts = {self.bound.met(value) for value in (self.ratio.low, self.ratio.value, self.ratio.high)}
+        if len(verdicts) > 1:
+            return "UNSETTLED"
+        return "ok" if verdicts.pop() else "MISSED"
 
     def line(self, digest: str | None) -> str:
         """The verdict for a reader.
@@ -44,14 +53,12 @@ class Verdict:
         """
         where = f"{self.backend:<10} {self.concurrency:>4}"
         if self.ratio is None or self.source is None:
-            return f"  never   {where}"
+            return f"  {self.word:<9} {where}"
         head = self.source.header
         of = head["host"]
         age = "" if of["plugin_digest"] == digest else ", another plugin than the present one"
-        word = "ok" if self.met else "MISSED"
-        return (
-            f"  {word:<7} {where}  {self.ratio}  {head['started']}, {self.source.name}, plugin at {of['commit']}{age}"
-        )
+        when = f"{head['started']}, {self.source.name}, plugin at {of['commit']}{age}"
+        return f"  {self.word:<9} {where}  {self.ratio}  {when}"
 
 
 def counts(results: Results, bound: Bound) -> bool:
@@ -103,10 +110,10 @@ def main(argv: list[str]) -> int:
         for verdict in verdicts:
             if verdict.bound is bound:
                 print(verdict.line(digest))
-    missed = sum(v.ratio is not None and not v.met for v in verdicts)
-    never = sum(v.ratio is None for v in verdicts)
-    print(f"\n{len(verdicts) - missed - never} met, {missed} missed, {never} never measured")
-    return 1 if missed or never else 0
+    words = Counter(verdict.word for verdict in verdicts)
+    told = {"ok": "met", "MISSED": "missed", "UNSETTLED": "unsettled", "never": "never measured"}
+    print("\n" + ", ".join(f"{words[word]} {meaning}" for word, meaning in told.items()))
+    return 0 if words["ok"] == len(verdicts) else 1
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -41,12 +41,12 @@ class Series:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One mode's median over another's, in one file.
+    """One mode's median rate over another's, in one file.
 
     Attributes:
         value: The ratio of the medians.
-        low: The ratio of the slowest repeat to the other's fastest.
-        high: The ratio of the fastest repeat to the other's slowest.
+        low: The lowest that it becomes when any one repeat of either side is left out.
+        high: The highest that it becomes so.
         repeats: Repeats of the side that has fewer.
     """
 
@@ -55,8 +55,21 @@ class Ratio:
     high: float
     repeats: int
 
+    @classmethod
+    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
+        """Compare two series of at least one value each."""
+        variants = [median(a) / median(b) for a in _leaving_one_out(ours) for b in _leaving_one_out(theirs)]
+        value = median(ours) / median(theirs)
+        return cls(value, min(value, *variants), max(value, *variants), min(len(ours), len(theirs)))
+
     def __str__(self) -> str:
         return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f}, {self.repeats} repeats)"
+
+
+def _leaving_one_out(values: Sequence[float]) -> list[list[float]]:
+    if len(values) == 1:
+        return [list(values)]
+    return [[v for j, v in enumerate(values) if j != i] for i in range(len(values))]
 
 
 class Results:
@@ -132,8 +145,7 @@ class Results:
         if ours is None or theirs is None:
             return None
         pick: Callable[[Series], tuple[float, ...]] = lambda s: s.steps_per_s if by_step else s.tokens_per_s  # noqa: E731
-        a, b = pick(ours), pick(theirs)
-        return Ratio(median(a) / median(b), min(a) / max(b), max(a) / min(b), min(len(a), len(b)))
+        return Ratio.of(pick(ours), pick(theirs))
 
 
 def _server_of(row: Row) -> tuple[Any, ...]:
