@@ -14,13 +14,14 @@ def _check(plugin: Plugin, original: Callable[..., Any], server_args: Any, args:
     # SGLang drops its own adaptive speculation with a warning where it can't serve it; asked for is asked for.
     asked_upstream_adaptive = server_args.speculative_adaptive
     resolved = original(*args, **kwargs)
-    dropped = asked_upstream_adaptive and not server_args.speculative_adaptive
+    kept_upstream_adaptive = server_args.speculative_adaptive
+    server_args.speculative_adaptive = asked_upstream_adaptive
     try:
-        if dropped:
-            server_args.speculative_adaptive = True
         plugin.check(server_args)
     except Refusal as refusal:
         refusal.end_process()
+    finally:
+        server_args.speculative_adaptive = kept_upstream_adaptive
     return resolved
 
 

@@ -67,10 +67,13 @@ def carry_flags(arguments: argparse.Namespace) -> None:
     }
     if not given:
         return
-    if read_config_variable() is not None:
+    settings = Settings.from_mapping(given)
+    carried = read_config_variable()
+    # The same flags may be parsed twice in one process, and the variable is ours then.
+    if carried is not None and Settings.from_mapping(carried) != settings:
         raise Refusal(
             f"{CONFIG_VARIABLE} is set, and so are flags of this plugin.",
-            "It would not be clear which of the two holds.",
+            "They differ, and it would not be clear which of the two holds.",
             f"Unset {CONFIG_VARIABLE}, or drop the flags.",
         )
-    write_config_variable(Settings.from_mapping(given))
+    write_config_variable(settings)

@@ -45,7 +45,7 @@ class Settings:
             raise _bad("policy", self.policy, f"one of {', '.join(POLICIES)}")
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
-            if value is None:
+            if value is None and name in _OPTIONAL:
                 continue
             # bool is an int to Python, and a typing error to whoever wrote it.
             if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
@@ -110,6 +110,7 @@ class Settings:
         return json.dumps({k: v for k, v in asdict(self).items() if v != default[k]}, sort_keys=True)
 
 
+_OPTIONAL = {"disable_batch_threshold", "resume_batch_threshold"}
 _MINIMUM = {
     "disable_batch_threshold": 1,
     "resume_batch_threshold": 1,

@@ -51,7 +51,7 @@ class Controller:
         self.switches: deque[Switch] = deque(maxlen=_SWITCHES_KEPT)
         self.switch_counts: Counter[SwitchReason] = Counter()
         self._steps_in_mode = 0
-        self._spec_only = False
+        self.spec_only = False
 
     def decide(self, running_requests: int, spec_fits: Callable[[], bool]) -> Decision:
         """Choose the mode of the step being prepared.
@@ -69,7 +69,7 @@ class Controller:
         return decision
 
     def _ask_policy(self, seen: Observation) -> Decision:
-        if self._spec_only:
+        if self.spec_only:
             return Decision(Mode.SPEC, SwitchReason.FAULT)
         try:
             return self.policy.decide(seen)
@@ -99,8 +99,8 @@ class Controller:
     def fault(self, what: str, error: BaseException | None = None) -> None:
         """Count a fault of ours; from the first one on the server speculates as SGLang alone would."""
         self.faults += 1
-        if not self._spec_only:
-            self._spec_only = True
+        if not self.spec_only:
+            self.spec_only = True
             logger.error(
                 "adaptive-spec: %s; from here on SGLang speculates as it would alone. Please report this.",
                 what,
@@ -110,7 +110,7 @@ class Controller:
     @property
     def can_drop_to_plain(self) -> bool:
         """Whether a batch that can't speculate for want of KV slots may run plain instead."""
-        return self.policy.needs_plain and not self._spec_only
+        return self.policy.needs_plain and not self.spec_only
 
     def note_result(self, mode: Mode, requests: int, tokens: int) -> None:
         """Count one processed decode result."""

@@ -68,6 +68,7 @@ class PatchSet:
     patches: tuple[Patch, ...]
     enabled: bool = True
     _applied: dict[str, Any] = field(default_factory=dict)
+    _hooked: list[str] = field(default_factory=list)
     _registered: bool = False
 
     def apply(self) -> None:
@@ -100,11 +101,12 @@ class PatchSet:
             return patch.wrapper(self.owner, original, None, args, kwargs)
 
         HookRegistry.register(f"{patch.module}.{patch.name}", around, HookType.AROUND)
+        self._hooked.append(patch.target)
 
     @property
     def applied(self) -> tuple[str, ...]:
         """Targets wrapped so far in this process."""
-        return tuple(self._applied)
+        return (*self._hooked, *self._applied)
 
     def verify(self) -> None:
         """Check that each required wrapt patch whose module is imported is still in its target's chain.
@@ -136,7 +138,7 @@ class PatchSet:
             The targets that stay wrapped (switched off).
         """
         self.enabled = False
-        left = []
+        left = [*self._hooked]
         for patch in self.patches:
             mine = self._applied.get(patch.target)
             if mine is None:

@@ -35,3 +35,10 @@ def register() -> None:
         activate()
     except Refusal as refusal:
         refusal.end_process()
+    except Exception as error:
+        # SGLang would log it and serve on as if nothing had been asked for.
+        Refusal(
+            f"The plugin could not be activated: {error!r}.",
+            "This is a fault of the plugin or of its installation.",
+            f"Reinstall sglang-adaptive-spec, or unset {ENABLE_VARIABLE} to start without it.",
+        ).end_process()

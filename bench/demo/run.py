@@ -14,10 +14,11 @@ from typing import NoReturn
 import httpx
 from rich.console import Console
 
+from bench.server import Server, ServerError, server_arguments, server_environment
+
 from . import live, report
 from .load import Load, LoadError, Prompt, TokenIds, answer_all, make_prompts, phases, together
 from .options import Options, parse
-from .server import Server, ServerError, server_arguments, server_environment
 from .watch import Watcher, WatchError, accept_length
 
 _POLL_SECONDS = 0.5

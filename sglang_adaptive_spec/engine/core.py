@@ -121,8 +121,9 @@ class AdaptiveEngine:
         mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
         if complaint:
             self.controller.fault(complaint)
-        if mode is Mode.PLAIN and self.runtime is not None:
+        if mode is Mode.PLAIN:
             try:
+                assert self.runtime is not None, "no policy asks for plain steps that can't be run"
                 return self.release.run_plain_decode(worker, self.runtime, batch, publish)
             except Exception as error:
                 self.controller.fault("a plain step failed", error)
@@ -161,6 +162,12 @@ class AdaptiveEngine:
         Raises:
             Refusal: this server was not started with what the new policy needs.
         """
+        if self.controller.spec_only:
+            raise Refusal(
+                "This server speculates only, since a fault of the plugin.",
+                "What failed once may fail again, and the next time a request may be lost.",
+                "Restart it; the log says what failed.",
+            )
         policy: Policy = make_policy(settings)
         if policy.needs_plain and self.runtime is None:
             raise Refusal(

@@ -21,7 +21,12 @@ _LOCKS = Path(__file__).parent / "locks"
 
 @dataclass(frozen=True)
 class FunctionLock:
-    """One function as it was: parameter names in order, and the digest of its body."""
+    """One function as it was.
+
+    Attributes:
+        parameters: Names in order as in the signature; ``=`` marks a default, ``/`` and ``*`` stand for themselves.
+        digest: Of its syntax tree, docstrings and positions left out.
+    """
 
     parameters: tuple[str, ...]
     digest: str
@@ -115,10 +120,19 @@ def _find(tree: ast.AST, path: list[str]) -> ast.FunctionDef | ast.AsyncFunction
 
 def _describe_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> FunctionLock:
     spec = node.args
-    parameters = [argument.arg for argument in (*spec.posonlyargs, *spec.args)]
-    parameters += [f"*{spec.vararg.arg}"] if spec.vararg else []
-    parameters += [f"{argument.arg}=" for argument in spec.kwonlyargs]
+    positional = [*spec.posonlyargs, *spec.args]
+    first_default = len(positional) - len(spec.defaults)
+    parameters = [f"{p.arg}=" if index >= first_default else p.arg for index, p in enumerate(positional)]
+    if spec.posonlyargs:
+        parameters.insert(len(spec.posonlyargs), "/")
+    if spec.vararg or spec.kwonlyargs:
+        parameters.append(f"*{spec.vararg.arg}" if spec.vararg else "*")
+    parameters += [
+        f"{p.arg}=" if default else p.arg for p, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)
+    ]
     parameters += [f"**{spec.kwarg.arg}"] if spec.kwarg else []
+    if isinstance(node, ast.AsyncFunctionDef):
+        parameters.insert(0, "async")
     digest = hashlib.sha256(_canonical(node).encode()).hexdigest()
     return FunctionLock(tuple(parameters), digest[:32])
 

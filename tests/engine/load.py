@@ -49,10 +49,10 @@ def mixed_load(count: int = 18) -> list[Request]:
         requests.append(
             Request(
                 text=text,
-                max_new_tokens=6 + (index * 13) % 43,
-                delay_seconds=0.08 * (index % 6) + 0.5 * (index // 6),
+                max_new_tokens=12 + (index * 13) % 61,
+                delay_seconds=0.03 * (index % 9) + 1.0 * (index // 9),
                 ignore_eos=index % 2 == 0,
-                abort_after_tokens=5 if index % 5 == 4 else None,
+                abort_after_tokens=6 if index % 5 == 4 else None,
             )
         )
     return requests

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from bench.server import Server as ServerProcess
 
 START_SECONDS = 240
 MODELS = Path(__file__).parents[1] / "models"
@@ -37,7 +35,6 @@ STRICT = {
     "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
 }
 COMMON = (
-    f"--model-path={TARGET}",
     "--device=cpu",
     "--dtype=float32",
     "--disable-cuda-graph",
@@ -51,13 +48,11 @@ COMMON = (
 class Server:
     """A running server: what a client can ask of it, and its log."""
 
-    port: int
-    log: Path
-    process: subprocess.Popen[bytes]
+    process: ServerProcess
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=120)
+        self.client = httpx.Client(base_url=self.process.url, timeout=120)
 
     def generate(self, text: str, **sampling: Any) -> dict[str, Any]:
         """One greedy completion through /generate; other request fields go in ``extra``."""
@@ -84,16 +79,19 @@ class Server:
         """KV slots in use after the radix cache is emptied; waits for running requests to leave."""
         deadline = time.monotonic() + 30
         while self.client.post("/flush_cache").status_code != 200:
-            assert time.monotonic() < deadline, f"the server does not fall idle\n{self.tail()}"
+            assert time.monotonic() < deadline, f"the server does not fall idle\n{self.process.log_tail()}"
             time.sleep(0.1)
         loads = self.client.get("/v1/loads").raise_for_status().json()["loads"]
         return sum(int(load["num_used_tokens"]) for load in loads)
 
-    def tail(self, lines: int = 40) -> str:
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+    @property
+    def log(self) -> str:
+        """All that the server has written so far."""
+        return self.process.log.read_text(errors="replace")
 
     def check_alive(self) -> None:
-        assert self.process.poll() is None, f"the server died\n{self.tail()}"
+        """Fail with the end of the log if a process of the server is gone."""
+        assert self.client.get("/health").status_code == httpx.codes.OK, self.process.log_tail()
 
 
 def environment(extra: Mapping[str, str], *, plugin: bool) -> dict[str, str]:
@@ -118,40 +116,18 @@ def serve(
         settings: The plugin's settings; None leaves it inactive.
         env: Further environment variables.
     """
-    plugin = settings is not None
     config = {"SGLANG_ADAPTIVE_SPEC_CONFIG": json.dumps(dict(settings))} if settings else {}
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-m", "sglang.launch_server", *COMMON, f"--port={port}", *arguments]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=environment({**STRICT, **config, **(env or {})}, plugin=plugin),
-            start_new_session=True,
-        )
-    server = Server(port, log, process)
-    try:
-        _wait_until_ready(server)
-        yield server
-        server.check_alive()
-    finally:
-        server.client.close()
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_until_ready(server: Server) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        server.check_alive()
-        try:
-            # Answers only once the scheduler does.
-            if server.client.get("/server_info").status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"the server did not start within {START_SECONDS} s\n{server.tail()}")
+    process = ServerProcess(
+        name="test",
+        arguments=["--model-path", str(TARGET), *COMMON, *arguments],
+        environment=environment({**STRICT, **config, **(env or {})}, plugin=settings is not None),
+        log=log,
+    )
+    # The tests look at what the server did, not at how it ends.
+    process.grace_seconds = 0.2
+    with process:
+        process.wait_until_healthy(START_SECONDS)
+        server = Server(process)
+        with server.client:
+            yield server
+            server.check_alive()

@@ -65,7 +65,7 @@ def test_a_fault_is_said_once_and_costs_no_request(
     with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings=settings, env=env) as server:
         tokens = run_load(server, load)
         state = server.state()
-        text = server.log.read_text()
+        text = server.log
 
         assert differences(load, reference, tokens) == []
         assert state["faults"] == 1

@@ -142,6 +142,6 @@ def test_the_decode_log_survives_an_interval_of_plain_steps(tmp_path: Path) -> N
     arguments = [*SPECULATION, *CHAIN, "--decode-log-interval=5"]
     with serve(tmp_path / "log", arguments, settings={"policy": "plain"}) as server:
         server.generate(heldout_prompts(1, seed=25)[0], max_new_tokens=40, ignore_eos=True)
-        lines = [line for line in server.log.read_text().splitlines() if "Decode batch" in line]
+        lines = [line for line in server.log.splitlines() if "Decode batch" in line]
         assert len(lines) >= 6
         assert not any("accept len" in line for line in lines)

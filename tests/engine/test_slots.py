@@ -21,13 +21,13 @@ FREE_SLOTS = re.compile(r"Mem Check \(BUSY\).*?available=(\d+)")
 
 def taken_by_steps(server: Server) -> list[int]:
     """Slots taken by each scheduler step of one fixed batch, steps that took none left out."""
-    already = len(FREE_SLOTS.findall(server.log.read_text()))
+    already = len(FREE_SLOTS.findall(server.log))
     body = {
         "text": heldout_prompts(REQUESTS, seed=5),
         "sampling_params": {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True},
     }
     server.client.post("/generate", json=body).raise_for_status()
-    free = [int(count) for count in FREE_SLOTS.findall(server.log.read_text())[already:]]
+    free = [int(count) for count in FREE_SLOTS.findall(server.log)[already:]]
     taken = [before - after for before, after in pairwise(free)]
     return [count for count in taken if count > 0]
 

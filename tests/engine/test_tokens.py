@@ -31,7 +31,7 @@ class Layout:
 
 
 LAYOUTS = [Layout(page, overlap, topk) for page in (1, 16) for overlap in (True, False) for topk in (1, 4)]
-THRESHOLD = {"disable_batch_threshold": 4, "min_dwell_steps": 2}
+THRESHOLD = {"disable_batch_threshold": 3, "min_dwell_steps": 2}
 FLIPS: dict[str, dict[str, Any]] = {
     "always-spec": {"policy": "spec"},
     "by-load": THRESHOLD,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.demo.options import parse
-from bench.demo.server import Server, ServerError, free_port, server_arguments, server_environment, tail
+from bench.server import Server, ServerError, free_port, server_arguments, server_environment, tail
 
 
 def _server(tmp_path: Path, program: str) -> Server:
