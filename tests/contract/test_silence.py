@@ -40,3 +40,7 @@ def test_with_us_every_target_is_wrapped(probe):
     outcome = probe.start(plugin="own", env={ENABLE: "1"}, check_targets=TARGETS)
     assert outcome.started
     assert outcome.facts["wrapped"] == dict.fromkeys(TARGETS, True)
+
+
+def test_sglangs_own_adaptive_stays_dropped_without_speculation(probe, model):
+    assert probe.start(*model, "--speculative-adaptive").facts["speculative_adaptive"] is False

@@ -93,8 +93,14 @@ def test_flags_that_make_no_settings_are_refused_and_not_carried(flags):
     assert CONFIG_VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize("text", ['{"disable_batch_threshold": 32}', "{}"])
-def test_flags_and_variable_together_are_refused(text, monkeypatch):
+def test_the_same_flags_may_be_parsed_twice_in_one_process():
+    for _ in range(2):
+        carry_flags(parse(N, "8"))
+    assert carried() == Settings(disable_batch_threshold=8)
+
+
+def test_flags_and_variable_that_differ_are_refused(monkeypatch):
+    text = '{"disable_batch_threshold": 64}'
     monkeypatch.setenv(CONFIG_VARIABLE, text)
     with pytest.raises(Refusal) as caught:
         carry_flags(parse(N, "32"))

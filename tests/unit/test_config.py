@@ -148,3 +148,8 @@ def test_what_is_no_json_object_is_refused_and_quoted(text, monkeypatch):
     assert repr(text) in caught.value.what
     assert caught.value.why
     assert '{"disable_batch_threshold": 32}' in caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["min_dwell_steps", "alternate_period_steps"])
+def test_a_count_that_has_a_default_is_never_none(name):
+    assert refusal_of(disable_batch_threshold=8, **{name: None})

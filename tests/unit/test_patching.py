@@ -261,3 +261,8 @@ def test_a_hook_can_be_switched_off(hooks):
     patches.enabled = False
     assert hooks["package.module.Class.static"](lambda number: number, 4) == 4
     assert patches.owner.calls == 0
+
+
+def test_revert_names_the_hooks_that_stay(hooks):
+    patches = applied(patch("package.module", "Class.static", via="hook_registry"))
+    assert patches.revert() == ("package.module:Class.static",)

@@ -57,3 +57,17 @@ def test_a_refused_activation_ends_the_process_in_a_way_sglang_can_not_swallow(m
     message = capsys.readouterr().err
     assert [line.split(":")[0].strip() for line in message.splitlines()[2:]] == ["what", "why", "do"]
     assert "this release" in message
+
+
+@pytest.mark.parametrize("error", [ImportError("wrapt"), KeyError("functions"), OSError("no source")], ids=repr)
+def test_an_unexpected_failure_of_the_activation_ends_the_process(error, monkeypatch, capsys):
+    """SGLang would log the exception and serve on without the plugin."""
+
+    def fail():
+        raise error
+
+    monkeypatch.setenv(ENABLE_VARIABLE, "1")
+    monkeypatch.setattr(activate_module, "activate", fail)
+    with pytest.raises(SystemExit):
+        register()
+    assert repr(error) in capsys.readouterr().err
