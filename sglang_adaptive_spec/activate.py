@@ -86,6 +86,9 @@ class Plugin:
         if runtime is not None:
             graphs = f"{len(runtime.graph_sizes)} sizes" if runtime.graph_sizes else "eager"
             built = f"plain graphs: {graphs}, {runtime.memory_gib:.2f} GiB, {runtime.build_seconds:.1f} s"
+            if runtime.draft_ring_gib:
+                tokens = settings.catch_up_tokens
+                built += f", {runtime.draft_ring_gib:.2f} GiB of it for {tokens} tokens a request to wait for the draft"
         applied = len(self.patch_set.applied)
         return (
             f"adaptive-spec {__version__} on SGLang {self.sglang_version}: {policy}; {built}; {applied} functions "

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_adaptive_spec.config import (
     CONFIG_VARIABLE,
+    DEFAULT_CATCH_UP_TOKENS,
     DEFAULT_MIN_DWELL_STEPS,
     Settings,
     read_config_variable,
@@ -23,6 +24,7 @@ _DESTINATIONS = {
     "disable_batch_threshold": "speculative_disable_batch_threshold",
     "resume_batch_threshold": "adaptive_spec_resume_batch_threshold",
     "min_dwell_steps": "adaptive_spec_min_dwell_steps",
+    "catch_up_tokens": "adaptive_spec_catch_up_tokens",
 }
 
 
@@ -51,6 +53,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="K",
         help=f"Decode steps a mode lasts before the next switch. Default: {DEFAULT_MIN_DWELL_STEPS}.",
+    )
+    group.add_argument(
+        "--adaptive-spec-catch-up-tokens",
+        type=int,
+        metavar="T",
+        help="Tokens of a request that wait during plain steps until the draft sees them, all in one forward. "
+        f"Default: {DEFAULT_CATCH_UP_TOKENS}.",
     )
 
 

@@ -15,6 +15,7 @@ CONFIG_VARIABLE = "SGLANG_ADAPTIVE_SPEC_CONFIG"
 
 POLICIES = ("threshold", "spec", "plain", "alternate")
 DEFAULT_MIN_DWELL_STEPS = 8
+DEFAULT_CATCH_UP_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Settings:
             ``disable_batch_threshold`` unless given.
         min_dwell_steps: Decode steps a mode lasts before the next switch.
         alternate_period_steps: Decode steps a mode lasts under the policy ``alternate``.
+        catch_up_tokens: Tokens of a request that wait during plain steps until the draft sees them, all in one
+            forward. More cost memory and, at the end of a request, more tokens that the radix cache forgoes.
 
     Raises:
         Refusal: on construction, when a value is out of range or two values contradict each other.
@@ -39,6 +42,7 @@ class Settings:
     resume_batch_threshold: int | None = None
     min_dwell_steps: int = DEFAULT_MIN_DWELL_STEPS
     alternate_period_steps: int = 1
+    catch_up_tokens: int = DEFAULT_CATCH_UP_TOKENS
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -116,6 +120,7 @@ _MINIMUM = {
     "resume_batch_threshold": 1,
     "min_dwell_steps": 1,
     "alternate_period_steps": 1,
+    "catch_up_tokens": 1,
 }
 
 

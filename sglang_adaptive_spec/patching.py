@@ -129,7 +129,10 @@ class PatchSet:
 
     def _in_chain(self, patch: Patch) -> bool:
         mine = self._applied.get(patch.target)
-        return mine is not None and any(link is mine for link in _chain(_lookup(patch)))
+        if mine is None:
+            return False
+        # A hook that took the method from its class holds a bound stand-in, which knows whose it is.
+        return any(link is mine or getattr(link, "_self_parent", None) is mine for link in _chain(_lookup(patch)))
 
     def revert(self) -> tuple[str, ...]:
         """Unwrap what nobody wrapped over, and switch off the rest in place.

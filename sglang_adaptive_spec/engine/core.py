@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
+from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
@@ -35,6 +36,9 @@ class AdaptiveEngine:
         self.controller = Controller(policy)
         self.runtime: PlainRuntime | None = None
         self._keeps_draft = policy.returns_to_spec
+        self._ledger: DraftLedger | None = None
+        self.catch_ups = 0
+        self.catch_up_tokens = 0
         self._most_accepted_tokens = release.most_accepted_tokens(server_args)
         # Verify results still on their way to the host: while there are any, the host's committed lengths lag.
         self._unresolved_spec_steps = 0
@@ -50,7 +54,11 @@ class AdaptiveEngine:
         """
         self.release.check_worker(worker)
         if self.controller.policy.needs_plain:
-            self.runtime = self.release.build_plain_runtime(worker, keeps_draft=self._keeps_draft)
+            chunk_tokens = self.settings.catch_up_tokens if self._keeps_draft else None
+            self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
+            if chunk_tokens is not None:
+                rows, context_tokens = self.release.rows_in_all(worker), self.release.context_tokens(worker)
+                self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
         return self.runtime
 
     # --- preparation -------------------------------------------------------------------------------------
@@ -73,7 +81,7 @@ class AdaptiveEngine:
         with self._reserving(plan):
             prepared = upstream()
         plan.prepared = plan.mode
-        if plan.mode is Mode.PLAIN and not self._unresolved_spec_steps:
+        if self.runtime is not None and not self._unresolved_spec_steps:
             plan.host_seq_lens = self.release.host_seq_lens(batch)
         return prepared
 
@@ -123,23 +131,70 @@ class AdaptiveEngine:
             self.controller.fault(complaint)
         if mode is Mode.PLAIN:
             try:
-                assert self.runtime is not None, "no policy asks for plain steps that can't be run"
-                return self.release.run_plain_decode(worker, self.runtime, batch, publish)
+                return self._run_plain(worker, batch, publish)
             except Exception as error:
                 self.controller.fault("a plain step failed", error)
                 self._prepare_for_spec(batch, prepare)
+        self._before_draft(worker, batch)
         self._unresolved_spec_steps += 1
         return upstream()
 
+    def _run_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
+        assert self.runtime is not None, "no policy asks for plain steps that can't be run"
+        result = self.release.run_plain_decode(worker, self.runtime, batch, publish)
+        if self._ledger is not None:
+            rows, positions = self.release.rows(batch), batch.seq_lens_cpu
+            if self._ledger.note(rows, positions):
+                self._catch_up(worker, batch, self.release.next_draft_input(result), positions + 1)
+        return result
+
+    def _before_draft(self, worker: Any, batch: Any) -> None:
+        """Bring the draft up to date before it drafts."""
+        if self._ledger is None or not self._ledger.waits(self.release.rows(batch)):
+            return
+        plan = self.release.plan_of(batch)
+        assert plan is not None
+        try:
+            # Known: something waits only after plain steps, and those leave no length open.
+            self._catch_up(worker, batch, batch.spec_info, plan.host_seq_lens)
+        except Exception as error:
+            # The draft is behind then, which costs acceptance, not tokens.
+            self.controller.fault("the draft could not catch up", error)
+            self._ledger.saw_all(self.release.rows(batch))
+
+    def _catch_up(self, worker: Any, batch: Any, draft_input: Any, lengths: Any) -> None:
+        assert self.runtime is not None
+        assert self._ledger is not None
+        rows = self.release.rows(batch)
+        starts, counts = self._ledger.due(rows, lengths)
+        tokens = int(counts.sum())
+        if tokens:
+            self.release.catch_up(worker, self.runtime, batch, draft_input, (starts, counts))
+            self._ledger.saw_all(rows[counts > 0])
+            self.catch_ups += 1
+            self.catch_up_tokens += tokens
+
     def _prepare_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
+        planned = self.release.plan_of(batch)
         plan = StepPlan(Decision(Mode.SPEC, SwitchReason.FAULT), self.release.batch_size(batch))
         self.release.stamp(batch, plan)
         self.release.reserve_for_spec(batch, prepare)
+        # Preparing twice has claimed twice for a moment; the lengths are those of the first time.
+        plan.host_seq_lens = planned.host_seq_lens if planned else None
 
     def _run_prefill(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any]) -> Any:
-        if self.runtime is None or self._keeps_draft:
+        if self._ledger is not None:
+            prefilled = upstream()
+            self._ledger.saw_all(self.release.rows(batch))
+            return prefilled
+        if self.runtime is None:
             return upstream()
         return self.release.run_plain_prefill(worker, batch, publish)
+
+    def before_release(self, req: Any) -> None:
+        """See to it that what a leaving request leaves in the radix cache is true for the draft, too."""
+        if self._ledger is not None:
+            self.release.limit_committed(req, self._ledger.true_length)
 
     # --- results -----------------------------------------------------------------------------------------
 
@@ -194,4 +249,6 @@ class AdaptiveEngine:
             **self.controller.snapshot(),
             "plain_memory_gib": round(runtime.memory_gib, 3) if runtime else 0.0,
             "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],
+            "catch_ups": self.catch_ups,
+            "catch_up_tokens": self.catch_up_tokens,
         }

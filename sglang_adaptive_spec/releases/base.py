@@ -20,7 +20,8 @@ class PlainRuntime:
     Attributes:
         attn_backend: The target's second attention backend, built with speculation off.
         graph_runner: The target's decode graph set; SGLang's eager runner where graphs are off.
-        draft_sync: What keeps the draft's KV true during plain steps; None where speculation never resumes.
+        draft_sync: What lets the draft catch up with plain steps; None where speculation never resumes.
+        draft_ring_gib: Of that memory, what holds the states that wait for the draft.
         memory_gib: Device memory that all of this took.
         build_seconds: How long it took to build.
         graph_sizes: Batch sizes captured; empty where graphs are off.
@@ -29,6 +30,7 @@ class PlainRuntime:
     attn_backend: Any
     graph_runner: Any
     draft_sync: Any | None
+    draft_ring_gib: float
     memory_gib: float
     build_seconds: float
     graph_sizes: tuple[int, ...]
@@ -94,8 +96,21 @@ class Release(Protocol):
             Refusal: what can't be served, why, and what to do.
         """
 
-    def build_plain_runtime(self, worker: Any, *, keeps_draft: bool) -> PlainRuntime:
-        """Build the second attention backend and the plain graph set."""
+    def build_plain_runtime(self, worker: Any, catch_up_tokens: int | None) -> PlainRuntime:
+        """Build the second attention backend and the plain graph set.
+
+        Args:
+            catch_up_tokens: Positions of a request that may wait for the draft; None for a draft never used again.
+        """
+
+    def rows_in_all(self, worker: Any) -> int:
+        """Rows of ``req_to_token``."""
+
+    def context_tokens(self, worker: Any) -> int:
+        """The model's longest sequence."""
+
+    def rows(self, batch: Any) -> Any:
+        """The requests' rows of ``req_to_token``, ``[batch_size]`` int64 on the CPU."""
 
     def is_decode(self, batch: Any) -> bool:
         """Whether the batch, as the worker gets it, is a decode step."""
@@ -105,6 +120,24 @@ class Release(Protocol):
 
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         """Run a prefill that owes the draft nothing, and answer in the form of a speculative one."""
+
+    def next_draft_input(self, result: Any) -> Any:
+        """What a result hands to the next step's draft."""
+
+    def catch_up(self, worker: Any, runtime: PlainRuntime, batch: Any, draft_input: Any, due: tuple[Any, Any]) -> None:
+        """Let the draft see, in one forward, what waits for it, and draft from there next.
+
+        Args:
+            draft_input: Gets the draft's view after the last of these tokens, where any waited.
+            due: First position and count of each request, ``[batch_size]`` int64 on the CPU each.
+        """
+
+    def limit_committed(self, req: Any, true_length: Callable[[int, int], int]) -> None:
+        """Let a leaving request keep only as much KV as the draft has seen.
+
+        Args:
+            true_length: Maps a row and a length to how much of it the draft has seen.
+        """
 
     def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
         """Allocate for a speculative step what a batch prepared as plain lacks."""

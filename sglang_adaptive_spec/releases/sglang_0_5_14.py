@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.engine.hidden_ring import HiddenRing
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Mode
@@ -26,11 +27,16 @@ _MODE = "adaptive_spec_mode"
 
 _RESULT_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 
-# What a plain step changes on the batch, restored before anything else looks at it.
+# What a plain step or a catch-up changes on the batch, restored before anything else looks at it.
 _STEP_FIELDS = (
     "capture_hidden_mode",
+    "extend_lens",
+    "extend_num_tokens",
+    "forward_mode",
     "input_ids",
     "out_cache_loc",
+    "prefix_lens",
+    "return_logprob",
     "seq_lens",
     "seq_lens_cpu",
     "seq_lens_sum",
@@ -41,10 +47,10 @@ _STEP_FIELDS = (
 
 @dataclass(frozen=True)
 class DraftSync:
-    """SGLang's draft-extend, built for one token a request instead of a whole verify width."""
+    """SGLang's draft-extend, built for the width of a catch-up, and what waits for it."""
 
     attn_backend: Any
-    graph_runner: Any
+    ring: HiddenRing
 
 
 class Sglang0514:
@@ -62,6 +68,8 @@ class Sglang0514:
         "sglang.srt.managers.schedule_batch:ScheduleBatch.merge_batch",
         "sglang.srt.managers.schedule_batch:ScheduleBatch.new_tokens_required_next_decode",
         "sglang.srt.managers.schedule_batch:ScheduleBatch._new_tokens_required_next_decode_spec_v2",
+        "sglang.srt.managers.schedule_batch:Req._cache_commit_len",
+        "sglang.srt.managers.schedule_batch:Req.pop_overallocated_kv_cache",
         "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier",
         "sglang.srt.managers.scheduler:Scheduler._forward_isolation",
         "sglang.srt.managers.scheduler:Scheduler.event_loop_normal",
@@ -90,7 +98,6 @@ class Sglang0514:
         "sglang.srt.speculative.eagle_info:EagleDraftInput.filter_batch",
         "sglang.srt.speculative.eagle_info:EagleDraftInput.merge_batch",
         "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._override_worker_state",
-        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._capture_cuda_graphs",
         "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
         "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker.init_attention_backend",
     )
@@ -141,6 +148,12 @@ class Sglang0514:
     # --- the worker --------------------------------------------------------------------------------------
 
     def check_worker(self, worker: Any) -> None:
+        if worker.plan_stream is not None:
+            raise Refusal(
+                "SGLANG_ENABLE_OVERLAP_PLAN_STREAM is not served.",
+                "It plans the draft's forwards on a stream of their own, unordered with what waits for the draft.",
+                "Unset it, or start without this plugin.",
+            )
         if worker.target_worker.model_runner.mambaish_config is not None:
             raise Refusal(
                 "A model with state-space or linear-attention layers is not served.",
@@ -148,19 +161,21 @@ class Sglang0514:
                 "Start this model without the plugin.",
             )
 
-    def build_plain_runtime(self, worker: Any, *, keeps_draft: bool) -> PlainRuntime:
+    def build_plain_runtime(self, worker: Any, catch_up_tokens: int | None) -> PlainRuntime:
         from sglang.srt.utils.common import get_available_gpu_memory
 
         def free_gib() -> float:
             return float(get_available_gpu_memory(worker.device, worker.gpu_id))
 
         start, free_before = time.perf_counter(), free_gib()
+        keeps_draft = catch_up_tokens is not None
         attn_backend, graph_runner, sizes = self._build_target(worker, capture_hidden=keeps_draft)
-        draft_sync = self._build_draft_sync(worker) if keeps_draft else None
+        draft_sync = None if catch_up_tokens is None else self._build_draft_sync(worker, catch_up_tokens)
         return PlainRuntime(
             attn_backend=attn_backend,
             graph_runner=graph_runner,
             draft_sync=draft_sync,
+            draft_ring_gib=draft_sync.ring.memory_gib if draft_sync else 0.0,
             memory_gib=max(0.0, free_before - free_gib()),
             build_seconds=time.perf_counter() - start,
             graph_sizes=sizes,
@@ -188,13 +203,35 @@ class Sglang0514:
             graphs = DecodeCudaGraphRunner(runner, attn_backend=backend)
             return backend, graphs, tuple(graphs.capture_bs)
 
-    def _build_draft_sync(self, worker: Any) -> DraftSync:
+    def _build_draft_sync(self, worker: Any, catch_up_tokens: int) -> DraftSync:
+        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+
         draft = worker.draft_worker
-        # The width of SGLang's own 0-step tier: no drafting, one token to extend by.
-        with _draft_contexts(draft), worker._override_worker_state(0, 1):
+        # A chain's width is its steps and one; no step is drafted at this width, so no backend is built for any.
+        with (
+            _draft_contexts(draft),
+            worker._override_worker_state(catch_up_tokens - 1, catch_up_tokens),
+            _swapped(draft, speculative_num_steps=0),
+        ):
             draft.init_attention_backend()
-            draft._capture_cuda_graphs()
-            return DraftSync(draft.draft_extend_attn_backend, draft.cuda_graph_runner_for_draft_extend)
+            attn_backend = draft.draft_extend_attn_backend
+        ring = HiddenRing(
+            rows=self.rows_in_all(worker),
+            chunk_tokens=catch_up_tokens,
+            hidden_size=EagleDraftExtendInput.hidden_size_for(draft),
+            dtype=EagleDraftExtendInput.dtype_for(draft),
+            device=worker.device,
+        )
+        return DraftSync(attn_backend, ring)
+
+    def rows_in_all(self, worker: Any) -> int:
+        return int(worker.req_to_token_pool.req_to_token.shape[0])
+
+    def context_tokens(self, worker: Any) -> int:
+        return int(worker.target_worker.model_runner.model_config.context_len)
+
+    def rows(self, batch: Any) -> Any:
+        return batch.req_pool_indices_cpu
 
     def is_decode(self, batch: Any) -> bool:
         return bool(batch.forward_mode.is_decode() and not batch.is_extend_in_batch)
@@ -222,17 +259,58 @@ class Sglang0514:
         setattr(result, _MODE, Mode.PLAIN)
         if publish is not None:
             publish(new_seq_lens)
+        _hand_over_read_done(runner, worker.draft_worker.draft_runner)
         if runtime.draft_sync is not None:
-            self._sync_draft(worker, runtime.draft_sync, batch, result, slots)
-        else:
-            _hand_over_read_done(runner, worker.draft_worker.draft_runner)
+            runtime.draft_sync.ring.store(
+                batch.req_pool_indices, seq_lens, result.logits_output.hidden_states, result.next_token_ids
+            )
         return result
 
-    def _sync_draft(self, worker: Any, sync: DraftSync, batch: Any, result: Any, slots: Any) -> None:
-        draft = worker.draft_worker
-        with _step_fields_kept(batch), _draft_contexts(draft), _narrow(draft, sync):
+    def next_draft_input(self, result: Any) -> Any:
+        return result.next_draft_input
+
+    def catch_up(self, worker: Any, runtime: PlainRuntime, batch: Any, draft_input: Any, due: tuple[Any, Any]) -> None:
+        from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+        from sglang.srt.managers.utils import GenerationBatchResult
+        from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+        sync: Any = runtime.draft_sync
+        ring: HiddenRing = sync.ring
+        draft, rows = worker.draft_worker, batch.req_pool_indices
+        starts_cpu, counts_cpu = due
+        starts, counts = torch.stack(due).to(rows.device, non_blocking=True)
+        span = ring.span(starts)
+        hidden, tokens = ring.read(rows, span)
+        slots = worker.req_to_token_pool.req_to_token[rows.unsqueeze(1), span]
+        # Columns that nothing waits in write to slot 0, SGLang's own place for padding.
+        slots = torch.where(ring.inside(counts), slots, 0).to(torch.int64).flatten()
+        # In the form of a verify step that accepted what waits.
+        caught_up = GenerationBatchResult(
+            logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden),
+            next_token_ids=tokens,
+            accept_lens=counts.to(torch.int32),
+            next_draft_input=EagleDraftInput(),
+        )
+        # It reads the shared buffers until its end: whoever writes to them has to wait for the whole forward.
+        draft.draft_runner.war_fastpath_read_done_event = None
+        with _step_fields_kept(batch), _draft_contexts(draft), _catching_up(draft, sync):
+            batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = starts, starts_cpu, None
             batch.out_cache_loc = slots
-            draft._draft_extend_for_decode(batch, result)
+            batch.return_logprob = False
+            draft._draft_extend_for_decode(batch, caught_up)
+        fresh = caught_up.next_draft_input
+        if bool((counts_cpu > 0).all()):
+            draft_input.topk_p, draft_input.topk_index = fresh.topk_p, fresh.topk_index
+            draft_input.hidden_states = fresh.hidden_states
+            return
+        waited = (counts > 0).unsqueeze(1)
+        draft_input.topk_p = torch.where(waited, fresh.topk_p, draft_input.topk_p)
+        draft_input.topk_index = torch.where(waited, fresh.topk_index, draft_input.topk_index)
+        draft_input.hidden_states = torch.where(waited, fresh.hidden_states, draft_input.hidden_states)
+
+    def limit_committed(self, req: Any, true_length: Callable[[int, int], int]) -> None:
+        if req.req_pool_idx is not None:
+            req.kv_committed_len = true_length(req.req_pool_idx, req.kv_committed_len)
 
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -407,15 +485,15 @@ def _draft_contexts(draft: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _narrow(draft: Any, sync: DraftSync) -> Iterator[None]:
-    """Let the draft worker extend by one token a request."""
+def _catching_up(draft: Any, sync: DraftSync) -> Iterator[None]:
+    """Let the draft worker extend by a chunk a request; eagerly, since it happens once in many steps."""
     with ExitStack() as stack:
         stack.enter_context(
             _swapped(
                 draft,
-                speculative_num_draft_tokens=1,
+                speculative_num_draft_tokens=sync.ring.chunk_tokens,
                 draft_extend_attn_backend=sync.attn_backend,
-                cuda_graph_runner_for_draft_extend=sync.graph_runner,
+                cuda_graph_runner_for_draft_extend=None,
             )
         )
         if sync.attn_backend is not None:

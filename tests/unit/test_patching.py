@@ -195,6 +195,21 @@ def test_a_wrapper_from_after_is_called_through_and_verifies(module):
     assert module.double(4) == 1108
 
 
+def test_a_method_hooked_by_sglangs_registry_after_us_is_called_through_and_verifies(module):
+    """The registry takes the method from its class, which binds our wrapper, and puts a function in its place."""
+    patches = applied(patch(module.__name__, "Counter.add"))
+    original = getattr(module.Counter, "add")  # noqa: B009  (as the registry does it)
+
+    @functools.wraps(original)
+    def hook(*args, **kwargs):
+        return 1000 + original(*args, **kwargs)
+
+    hook.__wrapped__ = original
+    module.Counter.add = hook
+    patches.verify()
+    assert module.Counter().add(3) == 1000 + 3 + 100
+
+
 def test_another_set_of_patches_over_ours_verifies_on_both_sides(module):
     ours, theirs = applied(patch(module.__name__)), applied(patch(module.__name__))
     ours.verify()

@@ -1,0 +1,28 @@
+"""Leave only such KV in the radix cache as is true for the draft, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_adaptive_spec.activate import Plugin
+from sglang_adaptive_spec.patching import Patch
+
+
+def _limit(plugin: Plugin, original: Callable[..., Any], req: Any, args: Any, kwargs: Any) -> Any:
+    if plugin.engine is not None:
+        plugin.engine.before_release(req)
+    return original(*args, **kwargs)
+
+
+PATCHES = (
+    Patch(
+        target="sglang.srt.managers.schedule_batch:Req.pop_committed_kv_cache",
+        wrapper=_limit,
+        why="A request that leaves in a plain phase has a few tokens that the draft has not seen. Cached, they "
+        "would lower the acceptance of every later request that shares the prefix; released as over-allocated, "
+        "they cost it a few tokens of prefill.",
+        upstream="sgl-project/sglang#16964 is of this kind",
+        remove_when="The radix cache knows how far a prefix is true for the draft.",
+    ),
+)

@@ -1,0 +1,73 @@
+"""Which positions of each running request the draft has yet to see.
+
+Plain steps extend the target's KV cache only. What the draft needs to follow (hidden states and tokens) waits in
+a ring, and this is the account of what waits there. It lives on the host, so that nobody asks the GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_NONE = -1
+
+
+class DraftLedger:
+    """For each row of ``req_to_token``, the first position that waits for the draft, if any does.
+
+    Args:
+        rows: Rows of ``req_to_token``.
+        chunk_tokens: Positions that may wait in one row; with that many it is time to catch up.
+        context_tokens: The model's longest sequence.
+    """
+
+    def __init__(self, rows: int, chunk_tokens: int, context_tokens: int) -> None:
+        self.chunk_tokens = chunk_tokens
+        # A catch-up spans a whole chunk, so from here on there is no room for one. The draft then misses the last
+        # few tokens before a request ends at the context limit.
+        self._last_start = context_tokens - chunk_tokens
+        self._starts = torch.full((rows,), _NONE, dtype=torch.int64)
+
+    def saw_all(self, rows: torch.Tensor) -> None:
+        """Nothing waits in these rows any more: they were prefilled, or the draft has caught up."""
+        self._starts[rows] = _NONE
+
+    def note(self, rows: torch.Tensor, positions: torch.Tensor) -> bool:
+        """Account for a plain step.
+
+        Args:
+            rows: ``[batch]`` int64, the requests' rows.
+            positions: ``[batch]`` int64, where each wrote its token.
+
+        Returns:
+            Whether a row holds as much as it can, so that the draft has to catch up now.
+        """
+        starts = self._starts[rows]
+        starts = torch.where(starts == _NONE, positions, starts)
+        self._starts[rows] = starts
+        full = (positions + 1 - starts >= self.chunk_tokens) & (starts <= self._last_start)
+        return bool(full.any())
+
+    def waits(self, rows: torch.Tensor) -> bool:
+        """Whether anything waits in these rows."""
+        return bool((self._starts[rows] != _NONE).any())
+
+    def due(self, rows: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What a catch-up has to cover.
+
+        Args:
+            rows: ``[batch]`` int64.
+            lengths: ``[batch]`` int64, positions that the target has seen.
+
+        Returns:
+            The first position and the count of each row, ``[batch]`` int64 each. A row where nothing waits, or
+            where there is no room, has count 0; its first position leaves room for a whole chunk all the same.
+        """
+        starts = self._starts[rows]
+        counts = torch.where((starts == _NONE) | (starts > self._last_start), 0, lengths - starts)
+        starts = torch.where(counts > 0, starts, lengths).clamp(max=max(0, self._last_start))
+        return starts, counts
+
+    def true_length(self, row: int, length: int) -> int:
+        """How many of a request's first ``length`` positions the draft has seen."""
+        start = int(self._starts[row])
+        return length if start == _NONE else min(start, length)

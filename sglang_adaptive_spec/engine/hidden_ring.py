@@ -1,0 +1,69 @@
+"""Where the target's hidden states wait for the draft during a plain phase."""
+
+from __future__ import annotations
+
+import torch
+
+
+class HiddenRing:
+    """The last ``chunk_tokens`` positions of each running request, on the device.
+
+    The column of a position is the position modulo the chunk, so no step has to be told where to write.
+
+    Args:
+        rows: Rows of ``req_to_token``.
+        chunk_tokens: Positions kept a row.
+        hidden_size: Width of what the draft reads; for EAGLE-3 the concatenated auxiliary states.
+    """
+
+    def __init__(
+        self, rows: int, chunk_tokens: int, hidden_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.chunk_tokens = chunk_tokens
+        # Zeros, not garbage: a catch-up also computes columns that nothing waits in, and a NaN there would pass
+        # through the attention's masked sum into the others.
+        self._hidden = torch.zeros((rows, chunk_tokens, hidden_size), dtype=dtype, device=device)
+        self._tokens = torch.zeros((rows, chunk_tokens), dtype=torch.int64, device=device)
+        self._span = torch.arange(chunk_tokens, device=device)
+
+    @property
+    def memory_gib(self) -> float:
+        """Device memory held."""
+        return float(sum(t.numel() * t.element_size() for t in (self._hidden, self._tokens))) / 2**30
+
+    def store(
+        self, rows: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, next_tokens: torch.Tensor
+    ) -> None:
+        """Keep what a plain step gave.
+
+        Args:
+            rows: ``[batch]`` int64.
+            positions: ``[batch]`` int64, of the tokens that the step read.
+            hidden: ``[batch, hidden_size]``, the target's states there.
+            next_tokens: ``[batch]``, the tokens sampled from them.
+        """
+        columns = positions % self.chunk_tokens
+        self._hidden[rows, columns] = hidden
+        self._tokens[rows, columns] = next_tokens.to(torch.int64)
+
+    def span(self, starts: torch.Tensor) -> torch.Tensor:
+        """A chunk's positions from each start on: ``[batch]`` to ``[batch, chunk_tokens]``, both int64."""
+        return starts.unsqueeze(1) + self._span
+
+    def inside(self, counts: torch.Tensor) -> torch.Tensor:
+        """Which of a chunk's positions belong to its first ``counts``: ``[batch]`` to ``[batch, chunk_tokens]``."""
+        return self._span < counts.unsqueeze(1)
+
+    def read(self, rows: torch.Tensor, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states and tokens kept for some positions.
+
+        Args:
+            rows: ``[batch]`` int64.
+            span: ``[batch, chunk_tokens]`` int64, positions; what was never stored reads as stale but finite.
+
+        Returns:
+            ``[batch * chunk_tokens, hidden_size]`` and ``[batch * chunk_tokens]``.
+        """
+        columns = span % self.chunk_tokens
+        rows = rows.unsqueeze(1)
+        return self._hidden[rows, columns].flatten(0, 1), self._tokens[rows, columns].flatten()
