@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
-from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
 from sglang_adaptive_spec.policies import Policy, make_policy
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
+
+if TYPE_CHECKING:
+    from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class AdaptiveEngine:
             chunk_tokens = self.settings.catch_up_tokens if self._keeps_draft else None
             self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
             if chunk_tokens is not None:
+                from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
+
                 rows, context_tokens = self.release.rows_in_all(worker), self.release.context_tokens(worker)
                 self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
         return self.runtime
@@ -81,6 +85,7 @@ class AdaptiveEngine:
         with self._reserving(plan):
             prepared = upstream()
         plan.prepared = plan.mode
+        # For a plain step, and for the first speculative one after it, which the draft may have to catch up for.
         if self.runtime is not None and not self._unresolved_spec_steps:
             plan.host_seq_lens = self.release.host_seq_lens(batch)
         return prepared
@@ -143,7 +148,7 @@ class AdaptiveEngine:
         assert self.runtime is not None, "no policy asks for plain steps that can't be run"
         result = self.release.run_plain_decode(worker, self.runtime, batch, publish)
         if self._ledger is not None:
-            rows, positions = self.release.rows(batch), batch.seq_lens_cpu
+            rows, positions = self.release.rows(batch), self.release.positions(batch)
             if self._ledger.note(rows, positions):
                 self._catch_up(worker, batch, self.release.next_draft_input(result), positions + 1)
         return result
@@ -156,7 +161,7 @@ class AdaptiveEngine:
         assert plan is not None
         try:
             # Known: something waits only after plain steps, and those leave no length open.
-            self._catch_up(worker, batch, batch.spec_info, plan.host_seq_lens)
+            self._catch_up(worker, batch, self.release.draft_input(batch), plan.host_seq_lens)
         except Exception as error:
             # The draft is behind then, which costs acceptance, not tokens.
             self.controller.fault("the draft could not catch up", error)

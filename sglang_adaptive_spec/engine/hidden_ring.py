@@ -46,23 +46,23 @@ class HiddenRing:
         self._hidden[rows, columns] = hidden
         self._tokens[rows, columns] = next_tokens.to(torch.int64)
 
-    def span(self, starts: torch.Tensor) -> torch.Tensor:
-        """A chunk's positions from each start on: ``[batch]`` to ``[batch, chunk_tokens]``, both int64."""
-        return starts.unsqueeze(1) + self._span
+    def span(self, starts: torch.Tensor, width: int) -> torch.Tensor:
+        """``width`` positions from each start on: ``[batch]`` to ``[batch, width]``, both int64."""
+        return starts.unsqueeze(1) + self._span[:width]
 
-    def inside(self, counts: torch.Tensor) -> torch.Tensor:
-        """Which of a chunk's positions belong to its first ``counts``: ``[batch]`` to ``[batch, chunk_tokens]``."""
-        return self._span < counts.unsqueeze(1)
+    def inside(self, counts: torch.Tensor, width: int) -> torch.Tensor:
+        """Which of ``width`` positions are among the first ``counts``: ``[batch]`` to ``[batch, width]``, bool."""
+        return self._span[:width] < counts.unsqueeze(1)
 
     def read(self, rows: torch.Tensor, span: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The states and tokens kept for some positions.
 
         Args:
             rows: ``[batch]`` int64.
-            span: ``[batch, chunk_tokens]`` int64, positions; what was never stored reads as stale but finite.
+            span: ``[batch, width]`` int64, positions; what was never stored reads as stale but finite.
 
         Returns:
-            ``[batch * chunk_tokens, hidden_size]`` and ``[batch * chunk_tokens]``.
+            ``[batch * width, hidden_size]`` and ``[batch * width]``.
         """
         columns = span % self.chunk_tokens
         rows = rows.unsqueeze(1)

@@ -121,6 +121,12 @@ class Release(Protocol):
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         """Run a prefill that owes the draft nothing, and answer in the form of a speculative one."""
 
+    def positions(self, batch: Any) -> Any:
+        """Where a plain step writes its tokens, ``[batch_size]`` int64 on the CPU."""
+
+    def draft_input(self, batch: Any) -> Any:
+        """What the step before handed to this step's draft."""
+
     def next_draft_input(self, result: Any) -> Any:
         """What a result hands to the next step's draft."""
 

@@ -47,10 +47,17 @@ _STEP_FIELDS = (
 
 @dataclass(frozen=True)
 class DraftSync:
-    """SGLang's draft-extend, built for the width of a catch-up, and what waits for it."""
+    """SGLang's draft-extend, built for the width of a catch-up, and what waits for it.
+
+    Attributes:
+        attn_backend: The draft's attention backend for catch-ups; None for the one it has.
+        ring: What waits.
+        launch_tokens: The most tokens that SGLang's buffers hold in one eager forward of the draft.
+    """
 
     attn_backend: Any
     ring: HiddenRing
+    launch_tokens: int
 
 
 class Sglang0514:
@@ -94,6 +101,7 @@ class Sglang0514:
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.execute",
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.load_batch",
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.recapture_if_needed",
+        "sglang.srt.model_executor.runner.eager_runner:EagerRunner.__init__",
         "sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
         "sglang.srt.speculative.eagle_info:EagleDraftInput.filter_batch",
         "sglang.srt.speculative.eagle_info:EagleDraftInput.merge_batch",
@@ -222,7 +230,7 @@ class Sglang0514:
             dtype=EagleDraftExtendInput.dtype_for(draft),
             device=worker.device,
         )
-        return DraftSync(attn_backend, ring)
+        return DraftSync(attn_backend, ring, _eager_tokens(draft.draft_runner))
 
     def rows_in_all(self, worker: Any) -> int:
         return int(worker.req_to_token_pool.req_to_token.shape[0])
@@ -266,24 +274,40 @@ class Sglang0514:
             )
         return result
 
+    def positions(self, batch: Any) -> Any:
+        return batch.seq_lens_cpu
+
+    def draft_input(self, batch: Any) -> Any:
+        return batch.spec_info
+
     def next_draft_input(self, result: Any) -> Any:
         return result.next_draft_input
 
     def catch_up(self, worker: Any, runtime: PlainRuntime, batch: Any, draft_input: Any, due: tuple[Any, Any]) -> None:
+        sync: Any = runtime.draft_sync
+        starts, counts = due
+        width = min(sync.ring.chunk_tokens, int(counts.max()), max(1, sync.launch_tokens // len(batch.reqs)))
+        # One launch, unless SGLang's buffers are too small for all that waits.
+        while bool((counts > 0).any()):
+            now = counts.clamp(min=0, max=width)
+            self._extend_draft(worker, sync, batch, draft_input, (starts, now), width)
+            starts, counts = starts + now, counts - now
+
+    def _extend_draft(
+        self, worker: Any, sync: DraftSync, batch: Any, draft_input: Any, due: tuple[Any, Any], width: int
+    ) -> None:
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
         from sglang.srt.managers.utils import GenerationBatchResult
         from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-        sync: Any = runtime.draft_sync
-        ring: HiddenRing = sync.ring
         draft, rows = worker.draft_worker, batch.req_pool_indices
         starts_cpu, counts_cpu = due
         starts, counts = torch.stack(due).to(rows.device, non_blocking=True)
-        span = ring.span(starts)
-        hidden, tokens = ring.read(rows, span)
+        span = sync.ring.span(starts, width)
+        hidden, tokens = sync.ring.read(rows, span)
         slots = worker.req_to_token_pool.req_to_token[rows.unsqueeze(1), span]
         # Columns that nothing waits in write to slot 0, SGLang's own place for padding.
-        slots = torch.where(ring.inside(counts), slots, 0).to(torch.int64).flatten()
+        slots = torch.where(sync.ring.inside(counts, width), slots, 0).to(torch.int64).flatten()
         # In the form of a verify step that accepted what waits.
         caught_up = GenerationBatchResult(
             logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden),
@@ -293,7 +317,7 @@ class Sglang0514:
         )
         # It reads the shared buffers until its end: whoever writes to them has to wait for the whole forward.
         draft.draft_runner.war_fastpath_read_done_event = None
-        with _step_fields_kept(batch), _draft_contexts(draft), _catching_up(draft, sync):
+        with _step_fields_kept(batch), _draft_contexts(draft), _catching_up(draft, sync, width):
             batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = starts, starts_cpu, None
             batch.out_cache_loc = slots
             batch.return_logprob = False
@@ -485,13 +509,13 @@ def _draft_contexts(draft: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _catching_up(draft: Any, sync: DraftSync) -> Iterator[None]:
-    """Let the draft worker extend by a chunk a request; eagerly, since it happens once in many steps."""
+def _catching_up(draft: Any, sync: DraftSync, width: int) -> Iterator[None]:
+    """Let the draft worker extend by ``width`` tokens a request; eagerly, since it happens once in many steps."""
     with ExitStack() as stack:
         stack.enter_context(
             _swapped(
                 draft,
-                speculative_num_draft_tokens=sync.ring.chunk_tokens,
+                speculative_num_draft_tokens=width,
                 draft_extend_attn_backend=sync.attn_backend,
                 cuda_graph_runner_for_draft_extend=None,
             )
@@ -499,6 +523,14 @@ def _catching_up(draft: Any, sync: DraftSync) -> Iterator[None]:
         if sync.attn_backend is not None:
             stack.enter_context(_swapped(draft.draft_runner, attn_backend=sync.attn_backend))
         yield
+
+
+def _eager_tokens(runner: Any) -> int:
+    """What ``EagerRunner`` sizes its input buffers to: the larger of a prefill and a widest step of every request."""
+    arguments = runner.server_args
+    chunked = arguments.chunked_prefill_size and arguments.chunked_prefill_size > 0
+    prefill = arguments.max_prefill_buffer_tokens() if chunked else runner.max_total_num_tokens
+    return max(int(prefill), int(runner.max_running_requests * arguments.max_speculative_num_draft_tokens))
 
 
 def _hand_over_read_done(target: Any, draft: Any) -> None:

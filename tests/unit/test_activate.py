@@ -157,7 +157,8 @@ def test_the_release_checks_the_settings_from_the_environment(plugin, monkeypatc
         (
             '{"disable_batch_threshold": 8}',
             (1, 2, 4),
-            "plain above 8 running requests, spec again at 6; plain graphs: 3 sizes, 1.25 GiB, 2.0 s; ",
+            "plain above 8 running requests, spec again at 6; plain graphs: 3 sizes, 1.25 GiB, 2.0 s, "
+            "0.50 GiB of it for 16 tokens a request to wait for the draft; ",
         ),
         ('{"policy": "plain"}', (), "plain; plain graphs: eager, 1.25 GiB, 2.0 s; "),
         ('{"policy": "spec"}', None, "spec; no plain graphs (not needed); "),
@@ -168,7 +169,8 @@ def test_the_summary_says_on_one_line_what_runs(plugin, monkeypatch, config, gra
     plugin.start_engine(server_args=None)
     runtime = None
     if graph_sizes is not None:
-        runtime = PlainRuntime(None, None, None, memory_gib=1.25, build_seconds=2.0, graph_sizes=graph_sizes)
+        ring_gib = 0.5 if "threshold" in config else 0.0
+        runtime = PlainRuntime(None, None, None, ring_gib, memory_gib=1.25, build_seconds=2.0, graph_sizes=graph_sizes)
     line = plugin.summary(runtime)
     assert line.startswith("adaptive-spec ")
     assert f"on SGLang 1.0: {expected}0 functions wrapped" in line

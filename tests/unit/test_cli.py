@@ -29,7 +29,7 @@ def carried(*flags: str) -> Settings | None:
 
 def test_flags_not_given_are_none():
     ours = {name: value for name, value in vars(parse()).items() if name != "speculative_num_steps"}
-    assert len(ours) == 4
+    assert len(ours) == 5
     assert set(ours.values()) == {None}
 
 

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.engine.core import AdaptiveEngine
@@ -13,7 +14,16 @@ from sglang_adaptive_spec.releases.base import PlainRuntime
 
 SGLANG_RESERVE = 99
 MOST_ACCEPTED = 4
-RUNTIME = PlainRuntime("backend", "graphs", None, memory_gib=1.25, build_seconds=2.0, graph_sizes=(1, 2, 4))
+RUNTIME = PlainRuntime(
+    "backend",
+    "graphs",
+    draft_sync=None,
+    draft_ring_gib=0.5,
+    memory_gib=1.25,
+    build_seconds=2.0,
+    graph_sizes=(1, 2, 4),
+)
+FIRST_LENGTH = 100
 
 PLAIN = Settings(policy="plain")
 SPEC = Settings(policy="spec")
@@ -30,7 +40,9 @@ class FakeRelease:
         self.plain_error: Exception | None = None
         self.engine: AdaptiveEngine | None = None
         self.reserve_seen: list[int] = []
-        self.keeps_draft: bool | None = None
+        self.catch_up_tokens: int | str | None = "not asked"
+        self.caught_up: list[tuple[list[int], list[int]]] = []
+        self.catch_up_error: Exception | None = None
         self.worker_refusal: Refusal | None = None
 
     def most_accepted_tokens(self, server_args):
@@ -46,7 +58,7 @@ class FakeRelease:
         return batch.plan
 
     def host_seq_lens(self, batch):
-        return f"lengths of {batch.requests}"
+        return batch.lengths.clone()
 
     def spec_fits(self, batch):
         self.reserve_seen.append(reserve(self.engine))
@@ -56,9 +68,36 @@ class FakeRelease:
         if self.worker_refusal:
             raise self.worker_refusal
 
-    def build_plain_runtime(self, worker, *, keeps_draft):
-        self.keeps_draft = keeps_draft
+    def build_plain_runtime(self, worker, catch_up_tokens):
+        self.catch_up_tokens = catch_up_tokens
         return RUNTIME
+
+    def rows_in_all(self, worker):
+        return 64
+
+    def context_tokens(self, worker):
+        return 1000
+
+    def rows(self, batch):
+        return torch.arange(batch.requests)
+
+    def positions(self, batch):
+        return batch.lengths
+
+    def draft_input(self, batch):
+        return "draft input"
+
+    def next_draft_input(self, result):
+        return "next draft input"
+
+    def catch_up(self, worker, runtime, batch, draft_input, due):
+        if self.catch_up_error:
+            raise self.catch_up_error
+        self.ran.append(f"catch up for {draft_input}")
+        self.caught_up.append(tuple(part.tolist() for part in due))
+
+    def limit_committed(self, req, true_length):
+        req.kv_committed_len = true_length(req.row, req.kv_committed_len)
 
     def is_decode(self, batch):
         return batch.decode
@@ -96,7 +135,7 @@ def make_engine(settings: Settings, *, built: bool = True) -> AdaptiveEngine:
 
 
 def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(requests=requests, decode=decode, plan=None)
+    return SimpleNamespace(requests=requests, decode=decode, plan=None, lengths=torch.full((requests,), FIRST_LENGTH))
 
 
 def reserve(engine: AdaptiveEngine) -> int:
@@ -238,9 +277,8 @@ def test_a_plain_step_knows_its_lengths_unless_a_verify_result_is_outstanding():
     process(engine, verify, result)
     engine.use(PLAIN)
     prepare(engine, steady)
-    assert verify.plan.host_seq_lens is None
     assert behind.plan.host_seq_lens is None
-    assert steady.plan.host_seq_lens == "lengths of 3"
+    assert steady.plan.host_seq_lens.tolist() == [FIRST_LENGTH] * 3
 
 
 # --- run -------------------------------------------------------------------------------------------------
@@ -362,17 +400,17 @@ def test_more_results_than_steps_do_not_hide_an_outstanding_one():
 # --- build and control -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "keeps_draft"), [(PLAIN, False), (THRESHOLD, True), (EVERY_OTHER, True)])
-def test_the_draft_is_kept_true_where_speculation_may_resume(settings, keeps_draft):
+@pytest.mark.parametrize(("settings", "tokens"), [(PLAIN, None), (THRESHOLD, 16), (EVERY_OTHER, 16)])
+def test_the_draft_is_kept_true_where_speculation_may_resume(settings, tokens):
     engine = make_engine(settings)
     assert engine.runtime is RUNTIME
-    assert engine.release.keeps_draft is keeps_draft
+    assert engine.release.catch_up_tokens == tokens
 
 
 def test_nothing_is_built_for_a_policy_that_never_runs_plain():
     engine = make_engine(SPEC)
     assert engine.runtime is None
-    assert engine.release.keeps_draft is None
+    assert engine.release.catch_up_tokens == "not asked"
 
 
 @pytest.mark.parametrize("settings", [PLAIN, SPEC])
@@ -436,3 +474,87 @@ def test_a_snapshot_without_plain_graphs_says_so():
     snapshot = make_engine(SPEC).snapshot()
     assert snapshot["plain_memory_gib"] == 0.0
     assert snapshot["plain_graph_sizes"] == []
+
+
+# --- the draft across plain phases -----------------------------------------------------------------------
+
+CHUNK = 4
+
+
+def flipping_engine(period_steps: int) -> AdaptiveEngine:
+    settings = Settings(policy="alternate", alternate_period_steps=period_steps, catch_up_tokens=CHUNK)
+    engine = make_engine(settings)
+    for _ in range(period_steps):
+        step(engine)
+    assert engine.release.ran == ["sglang"] * period_steps
+    engine.release.ran.clear()
+    return engine
+
+
+def grow(engine: AdaptiveEngine, steps: int, length: int = FIRST_LENGTH, requests: int = 2) -> int:
+    """Decode steps of one batch whose requests grow by a token each; the length reached."""
+    for _ in range(steps):
+        batch = make_batch(requests)
+        batch.lengths += length - FIRST_LENGTH
+        prepare(engine, batch)
+        process(engine, batch, run(engine, batch))
+        length += 1
+    return length
+
+
+def test_the_draft_catches_up_before_it_drafts_again():
+    engine = flipping_engine(3)
+    grow(engine, 4)
+    assert engine.release.ran == ["plain decode"] * 3 + ["catch up for draft input", "sglang"]
+    assert engine.release.caught_up == [([FIRST_LENGTH] * 2, [3, 3])]
+    assert engine.snapshot()["catch_up_tokens"] == 6
+
+
+def test_a_full_chunk_is_caught_up_with_in_the_plain_phase():
+    engine = flipping_engine(9)
+    grow(engine, 9)
+    chunk = ["plain decode"] * CHUNK + ["catch up for next draft input"]
+    assert engine.release.ran == chunk * 2 + ["plain decode"]
+    assert engine.release.caught_up == [([FIRST_LENGTH] * 2, [CHUNK] * 2), ([FIRST_LENGTH + CHUNK] * 2, [CHUNK] * 2)]
+
+
+def test_nothing_waits_after_speculative_steps():
+    engine = flipping_engine(2)
+    length = grow(engine, 2)
+    grow(engine, 2, length)
+    assert engine.release.ran == ["plain decode"] * 2 + ["catch up for draft input"] + ["sglang"] * 2
+
+
+def test_a_prefill_leaves_nothing_waiting_in_its_rows():
+    engine = flipping_engine(3)
+    length = grow(engine, 2)
+    run(engine, make_batch(decode=False))
+    engine.release.ran.clear()
+    grow(engine, 2, length)
+    assert engine.release.caught_up == [([FIRST_LENGTH + 2] * 2, [1, 1])]
+
+
+def test_a_leaving_request_keeps_what_the_draft_has_seen():
+    engine = flipping_engine(3)
+    length = grow(engine, 2)
+    waiting, up_to_date = SimpleNamespace(row=0, kv_committed_len=length), SimpleNamespace(row=5, kv_committed_len=70)
+    engine.before_release(waiting)
+    engine.before_release(up_to_date)
+    assert (waiting.kv_committed_len, up_to_date.kv_committed_len) == (FIRST_LENGTH, 70)
+
+
+def test_a_failed_catch_up_costs_acceptance_and_no_request():
+    engine = flipping_engine(2)
+    engine.release.catch_up_error = RuntimeError("no kernel")
+    grow(engine, 4)
+    assert engine.release.ran == ["plain decode"] * 2 + ["sglang"] * 2
+    assert engine.controller.faults == 1
+
+
+def test_a_draft_never_used_again_is_never_brought_up_to_date():
+    engine = make_engine(PLAIN)
+    grow(engine, 3 * CHUNK)
+    assert engine.release.caught_up == []
+    leaving = SimpleNamespace(row=0, kv_committed_len=50)
+    engine.before_release(leaving)
+    assert leaving.kv_committed_len == 50

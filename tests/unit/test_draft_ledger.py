@@ -1,0 +1,96 @@
+"""Which positions wait for the draft, and when it has to catch up."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
+from sglang_adaptive_spec.engine.hidden_ring import HiddenRing
+
+CHUNK, CONTEXT = 4, 100
+
+
+def ledger() -> DraftLedger:
+    return DraftLedger(rows=8, chunk_tokens=CHUNK, context_tokens=CONTEXT)
+
+
+def at(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def test_a_row_is_full_with_a_chunk_of_positions():
+    account = ledger()
+    assert [account.note(at(3), at(10 + k)) for k in range(CHUNK)] == [False, False, False, True]
+
+
+def test_a_request_that_came_later_is_covered_by_the_same_catch_up():
+    account = ledger()
+    account.note(at(1), at(10))
+    account.note(at(1, 2), at(11, 50))
+    starts, counts = account.due(at(1, 2), at(12, 51))
+    assert (starts.tolist(), counts.tolist()) == ([10, 50], [2, 1])
+
+
+def test_what_was_seen_waits_no_more():
+    account = ledger()
+    account.note(at(1, 2), at(10, 20))
+    account.saw_all(at(1))
+    assert not account.waits(at(1))
+    assert account.waits(at(1, 2))
+    assert account.due(at(1, 2), at(11, 21))[1].tolist() == [0, 1]
+
+
+def test_a_leaving_request_keeps_its_positions_before_the_first_that_waits():
+    account = ledger()
+    account.note(at(1), at(10))
+    assert account.true_length(1, 12) == 10
+    assert account.true_length(2, 12) == 12
+
+
+def test_close_to_the_context_limit_there_is_no_room_to_catch_up():
+    account = ledger()
+    due = [account.note(at(1), at(CONTEXT - CHUNK + 1 + k)) for k in range(CHUNK - 1)]
+    starts, counts = account.due(at(1), at(CONTEXT))
+    assert not any(due)
+    assert counts.tolist() == [0]
+    assert starts.item() + CHUNK <= CONTEXT
+    assert account.true_length(1, CONTEXT) == CONTEXT - CHUNK + 1
+
+
+@given(st.lists(st.sampled_from(["step", "catch up", "leave"]), max_size=60))
+def test_what_waits_never_exceeds_the_ring(events):
+    account, length = ledger(), 10
+    for event in events:
+        if event == "leave":
+            account.saw_all(at(1))
+            length = 10
+        elif event == "step" and length < CONTEXT - 2 * CHUNK:
+            full = account.note(at(1), at(length))
+            length += 1
+            _, counts = account.due(at(1), at(length))
+            assert counts.item() <= CHUNK
+            assert full == (counts.item() == CHUNK)
+            if full:
+                account.saw_all(at(1))
+        elif event == "catch up":
+            account.saw_all(at(1))
+
+
+def test_the_ring_gives_back_a_chunk_across_its_edge():
+    ring = HiddenRing(rows=3, chunk_tokens=CHUNK, hidden_size=2, dtype=torch.float32, device="cpu")
+    rows = at(1, 2)
+    for k in range(CHUNK):
+        positions = at(6 + k, 9 + k)
+        hidden = positions.unsqueeze(1).float().expand(2, 2)
+        ring.store(rows, positions, hidden, next_tokens=positions + 100)
+    hidden, tokens = ring.read(rows, ring.span(at(6, 9), CHUNK))
+    assert hidden[:, 0].tolist() == [6, 7, 8, 9, 9, 10, 11, 12]
+    assert tokens.tolist() == [106, 107, 108, 109, 109, 110, 111, 112]
+
+
+def test_what_was_never_stored_is_finite():
+    ring = HiddenRing(rows=2, chunk_tokens=CHUNK, hidden_size=2, dtype=torch.float32, device="cpu")
+    hidden, tokens = ring.read(at(1), ring.span(at(5), CHUNK))
+    assert torch.isfinite(hidden).all()
+    assert (tokens == 0).all()
+    assert ring.inside(at(0, 2), CHUNK).tolist() == [[False] * 4, [True, True, False, False]]
