@@ -20,7 +20,7 @@ def make_cuda_calls_harmless() -> None:
     """
     torch.cuda.synchronize = _nothing
     torch.cuda.empty_cache = _nothing
-    torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
+    torch.Tensor.record_stream = _nothing
 
 
 def make_compile_cheap() -> None:
@@ -29,7 +29,7 @@ def make_compile_cheap() -> None:
     The function would come back unchanged anyway, after a second of imports in every process.
     """
     if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
-        torch.compile = _same  # type: ignore[assignment]
+        torch.compile = _same
 
 
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
@@ -52,7 +52,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-class _CudaMeansCpu(TorchFunctionMode):
+class _CudaMeansCpu(TorchFunctionMode):  # type: ignore[misc]
     """Replaces the keyword argument `device="cuda"` of every torch call."""
 
     def __torch_function__(

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 # What SGLang imports and takes long. One that is missing is none of our business.
@@ -60,13 +60,13 @@ def start() -> None:
     _carry_environment()
 
     exec_server = multiprocessing.util.spawnv_passfds
-    multiprocessing.util.spawnv_passfds = _fork_server
+    multiprocessing.util.spawnv_passfds = _fork_server  # type: ignore[assignment]
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
         multiprocessing.util.spawnv_passfds = exec_server
     # SGLang asks for "spawn" by name.
-    contexts = multiprocessing.context._concrete_contexts
+    contexts = multiprocessing.context._concrete_contexts  # type: ignore[attr-defined]
     contexts["spawn"] = contexts["forkserver"]
 
 
@@ -106,8 +106,8 @@ def _carry_environment() -> None:
     def get_with_environment(name: str) -> dict[str, Any]:
         return {**get_preparation_data(name), _ENVIRONMENT: dict(os.environ)}
 
-    def prepare_with_environment(data: dict[str, Any]) -> None:
-        environment = data.pop(_ENVIRONMENT, None)
+    def prepare_with_environment(data: Mapping[str, Any]) -> None:
+        environment = data.get(_ENVIRONMENT)
         if environment is not None:
             os.environ.clear()
             os.environ.update(environment)

@@ -6,6 +6,7 @@ only a GPU can run. The reference code is imported there and then, so that it ma
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 REPLACEMENTS: dict[str, Callable[[ModuleType], None]] = {}
 
@@ -19,14 +20,14 @@ def _after_import_of(name: str) -> Callable[[Callable[[ModuleType], None]], Call
 
 
 @_after_import_of("torch")
-def _compile(module: ModuleType) -> None:
+def _compile(module: Any) -> None:
     from sglang_cpu_engine import device
 
     device.make_compile_cheap()
 
 
 @_after_import_of("sglang.srt.utils.common")
-def _device(module: ModuleType) -> None:
+def _device(module: Any) -> None:
     from sglang_cpu_engine import device
 
     device.make_cuda_calls_harmless()
@@ -35,14 +36,14 @@ def _device(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.server_args")
-def _server_arguments(module: ModuleType) -> None:
+def _server_arguments(module: Any) -> None:
     from sglang_cpu_engine import server_defaults
 
     module.ServerArgs.__post_init__ = server_defaults.before(module.ServerArgs.__post_init__)
 
 
 @_after_import_of("sglang.srt.layers.attention.attention_registry")
-def _attention(module: ModuleType) -> None:
+def _attention(module: Any) -> None:
     from sglang_cpu_engine.attention import factory
 
     for name in factory.BACKEND_NAMES:
@@ -50,7 +51,7 @@ def _attention(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.speculative.draft_utils")
-def _draft_attention(module: ModuleType) -> None:
+def _draft_attention(module: Any) -> None:
     from sglang_cpu_engine.attention import factory
 
     module.DraftBackendFactory.create_decode_backend = factory.create_draft_decode_backend
@@ -58,7 +59,7 @@ def _draft_attention(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.mem_cache.triton_ops.allocator")
-def _page_allocator(module: ModuleType) -> None:
+def _page_allocator(module: Any) -> None:
     from sglang_cpu_engine.kernels import pages
     from sglang_cpu_engine.kernels.launch import Kernel
 
@@ -67,14 +68,14 @@ def _page_allocator(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.mem_cache.triton_ops.common")
-def _last_location(module: ModuleType) -> None:
+def _last_location(module: Any) -> None:
     from sglang_cpu_engine.kernels import cache_locs
 
     module.get_last_loc_triton = cache_locs.get_last_loc
 
 
 @_after_import_of("sglang.srt.speculative.triton_ops.cache_locs")
-def _cache_locations(module: ModuleType) -> None:
+def _cache_locations(module: Any) -> None:
     from sglang_cpu_engine.kernels import cache_locs
     from sglang_cpu_engine.kernels.launch import Kernel
 
@@ -85,7 +86,7 @@ def _cache_locations(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.speculative.triton_ops.eagle")
-def _accepted_tokens(module: ModuleType) -> None:
+def _accepted_tokens(module: Any) -> None:
     from sglang_cpu_engine.kernels import accept
     from sglang_cpu_engine.kernels.launch import Kernel
 
@@ -94,14 +95,14 @@ def _accepted_tokens(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.speculative.triton_ops.gather_spec_extras")
-def _relay(module: ModuleType) -> None:
+def _relay(module: Any) -> None:
     from sglang_cpu_engine.kernels import accept
 
     module.gather_spec_extras = accept.gather_spec_extras
 
 
 @_after_import_of("sglang.srt.speculative.eagle_utils")
-def _tree(module: ModuleType) -> None:
+def _tree(module: Any) -> None:
     from sglang_cpu_engine import sgl_kernel_stand_in
     from sglang_cpu_engine.kernels import tree
 
@@ -111,14 +112,14 @@ def _tree(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.speculative.reject_sampling")
-def _chain_sampling(module: ModuleType) -> None:
+def _chain_sampling(module: Any) -> None:
     from sglang_cpu_engine.kernels import sampling
 
     module.chain_speculative_sampling_triton = sampling.chain_speculative_sampling
 
 
 @_after_import_of("sglang.srt.speculative.spec_utils")
-def _simulated_acceptance(module: ModuleType) -> None:
+def _simulated_acceptance(module: Any) -> None:
     from sglang_cpu_engine import device
 
     # SGLang names the device "cuda" in this one function of the test switch SGLANG_SIMULATE_ACC_LEN.
@@ -126,7 +127,7 @@ def _simulated_acceptance(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.speculative.eagle_info")
-def _idle_verify(module: ModuleType) -> None:
+def _idle_verify(module: Any) -> None:
     from sglang_cpu_engine import device
 
     # The same for the verify input of an idle data-parallel rank.
@@ -135,7 +136,7 @@ def _idle_verify(module: ModuleType) -> None:
 
 
 @_after_import_of("sglang.srt.constrained.xgrammar_backend")
-def _grammar_mask(module: ModuleType) -> None:
+def _grammar_mask(module: Any) -> None:
     from sglang_cpu_engine.kernels import grammar
 
     module.XGrammarGrammar.apply_vocab_mask = grammar.apply_vocab_mask_of

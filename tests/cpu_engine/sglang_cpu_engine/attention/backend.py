@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NEEDS_CPU_SEQ_LENS = os.environ.get("SGLANG_CPU_ENGINE_NEEDS_CPU_SEQ_LENS", "1") != "0"
 
 
-class ReferenceBackend(AttentionBackend):
+class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
     """Attention of one model: decode, extend, verify and draft-extend."""
 
     needs_cpu_seq_lens = NEEDS_CPU_SEQ_LENS

@@ -24,7 +24,7 @@ class Sequences:
 
     @property
     def num_queries(self) -> int:
-        return self.mask.shape[0] * self.mask.shape[1]
+        return int(self.mask.shape[0] * self.mask.shape[1])
 
 
 # Queries lie in memory in the order of the groups.
