@@ -88,15 +88,20 @@ MODES: dict[str, BenchMode] = {
         BenchMode("ours-spec", plugin={"policy": "spec"}),
         BenchMode("ours-plain", plugin={"policy": "plain"}),
         # Plain by load, and free to return: so unlike under the fixed policy the draft has to be kept true.
-        BenchMode(
-            "ours-threshold",
-            plugin={
-                "policy": "threshold",
-                "disable_batch_threshold": 1,
-                "resume_batch_threshold": 1,
-                "min_dwell_steps": 1,
-            },
-            least_concurrency=2,
+        *(
+            BenchMode(
+                f"ours-threshold{suffix}",
+                plugin={
+                    "policy": "threshold",
+                    "disable_batch_threshold": 1,
+                    "resume_batch_threshold": 1,
+                    "min_dwell_steps": 1,
+                    **catch_up,
+                },
+                least_concurrency=2,
+            )
+            # The default, and how it was chosen.
+            for suffix, catch_up in (("", {}), *((f"-{n}", {"catch_up_tokens": n}) for n in (4, 32, 64)))
         ),
         BenchMode("upstream-zero", arguments={"speculative_adaptive": True}, upstream_table=ZERO_STEP_TABLE),
         BenchMode("upstream-adaptive", arguments={"speculative_adaptive": True}),
@@ -175,7 +180,9 @@ def complaints_about_mode(
     if mode.name == "ours-plain" and (spec or steps or plain < output_tokens - 1):
         found.append(f"{ran}, {steps} verify steps: not all plain")
     most_settled_tokens = _SETTLING_STEPS * SPECULATION["speculative_num_draft_tokens"]
-    if mode.name == "ours-threshold" and (spec > _SETTLING_STEPS or plain < output_tokens - 1 - most_settled_tokens):
+    if mode.name.startswith("ours-threshold") and (
+        spec > _SETTLING_STEPS or plain < output_tokens - 1 - most_settled_tokens
+    ):
         found.append(f"{ran}: not plain by load")
     return found
 

@@ -38,7 +38,7 @@ RIGHT = {
     "spec": (0, 0, 51),
     "ours-spec": (0, 52, 51),
     "ours-plain": (128, 0, 0),
-    "ours-threshold": (126, 1, 1),
+    **{name: (126, 1, 1) for name in MODES if name.startswith("ours-threshold")},
     "upstream-zero": (0, 0, 127),
     "upstream-adaptive": (0, 0, 60),
 }
