@@ -86,7 +86,7 @@ class Attention(nn.Module):
         """x: [batch, length, inputs] -> each [batch, heads or kv_heads, length, head_dim]"""
 
         def split(y: Tensor) -> Tensor:
-            return y.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+            return y.view(*y.shape[:-1], -1, self.shape.head_dim).transpose(1, 2)
 
         theta = self.shape.theta
         query = rotate(split(self.q_proj(x)), positions, theta)

@@ -220,6 +220,7 @@ def main() -> None:
         target = train_target(shape, Data(tokenizer, seed=1))
         save(target, shape.target_config(), arguments.output / "target")
         vocabulary.save_tokenizer(tokenizer, arguments.output / "target")
+    torch.manual_seed(0)  # the same draft with and without --draft-only
     # As stored: rounded to half precision, which the draft should be trained on.
     target = load_target(shape, arguments.output / "target")
     draft = train_draft(shape, token_ids, target, Data(tokenizer, seed=2))
