@@ -34,6 +34,7 @@ PATCHES = (
         why="The plugin's settings are flags of launch_server, listed in its --help.",
         upstream="none",
         remove_when="SGLang lets a plugin declare flags.",
+        for_plain=False,
         via="hook_registry",
     ),
     Patch(
@@ -42,6 +43,7 @@ PATCHES = (
         why="It keeps declared fields only; the plugin's flags would be parsed and lost.",
         upstream="none",
         remove_when="SGLang lets a plugin declare flags.",
+        for_plain=False,
         via="hook_registry",
     ),
 )

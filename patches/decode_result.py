@@ -29,5 +29,6 @@ PATCHES = (
         "Logprobs, grammars and hidden states take the path they take without speculation.",
         upstream="none",
         remove_when="A result says itself how it was made.",
+        for_plain=False,
     ),
 )

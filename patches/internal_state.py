@@ -58,6 +58,7 @@ PATCHES = (
         why="/server_info shows the mode, the counters and the last switches.",
         upstream="none",
         remove_when="SGLang lets a plugin add to its state.",
+        for_plain=False,
     ),
     Patch(
         target="sglang.srt.managers.scheduler:Scheduler.set_internal_state",
@@ -65,5 +66,6 @@ PATCHES = (
         why="It rejects a key it does not know; the plugin's settings change on a running server.",
         upstream="none",
         remove_when="SGLang lets a plugin add to its state.",
+        for_plain=False,
     ),
 )

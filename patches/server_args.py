@@ -32,5 +32,6 @@ PATCHES = (
         why="The arguments are resolved here, for launch_server and for sglang.Engine alike.",
         upstream="none",
         remove_when="SGLang offers plugins a check of the resolved arguments.",
+        for_plain=False,
     ),
 )

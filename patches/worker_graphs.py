@@ -19,6 +19,8 @@ def _build(plugin: Plugin, original: Callable[..., Any], worker: Any, args: Any,
         plugin.patch_set.verify()
         plugin.start_engine(worker.server_args)
         runtime = plugin.engine.build(worker)
+        # On a server that never takes a plain step, SGLang's own path is to be just that.
+        plugin.patch_set.plain_possible = runtime is not None
     except Refusal as refusal:
         refusal.end_process()
     if worker.tp_rank == 0:
@@ -34,5 +36,6 @@ PATCHES = (
         "speculation switched off for that moment; they share the graph pool.",
         upstream="none",
         remove_when="SGLang keeps a non-speculative graph set on a speculative server.",
+        for_plain=False,
     ),
 )

@@ -16,6 +16,7 @@ from sglang_adaptive_spec import __version__
 from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings, read_config_variable
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.patching import PatchSet
+from sglang_adaptive_spec.policies import make_policy
 from sglang_adaptive_spec.releases import lock
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
@@ -59,7 +60,9 @@ class Plugin:
                 "Add --speculative-algorithm and a draft model, or drop the plugin's settings "
                 f"(flags or {CONFIG_VARIABLE}).",
             )
-        self.release.preflight(server_args, Settings.from_mapping(asked or {}))
+        settings = Settings.from_mapping(asked or {})
+        self.release.preflight(server_args, settings)
+        self.patch_set.plain_possible = make_policy(settings).needs_plain
 
     @property
     def engine(self) -> Any:

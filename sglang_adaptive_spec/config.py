@@ -15,7 +15,7 @@ CONFIG_VARIABLE = "SGLANG_ADAPTIVE_SPEC_CONFIG"
 
 POLICIES = ("threshold", "spec", "plain", "alternate")
 DEFAULT_MIN_DWELL_STEPS = 8
-DEFAULT_CATCH_UP_TOKENS = 16
+DEFAULT_CATCH_UP_TOKENS = 32
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Patch:
         defined_in: Where the function is written, if ``target`` is a name imported from there.
         via: The mechanism that applies it.
         required: Whether a server may start without it.
+        for_plain: Whether it does anything only on a server that can take plain steps; on any other it is off.
     """
 
     target: str
@@ -45,6 +46,7 @@ class Patch:
     defined_in: str | None = None
     via: Literal["wrapt", "hook_registry"] = "wrapt"
     required: bool = True
+    for_plain: bool = True
 
     @property
     def module(self) -> str:
@@ -62,11 +64,19 @@ class Patch:
 
 @dataclass
 class PatchSet:
-    """The patches of one process, applied at most once however often plugins load."""
+    """The patches of one process, applied at most once however often plugins load.
+
+    Attributes:
+        owner: Passed to every wrapper.
+        patches: What to apply.
+        enabled: Whether the wrappers run; if not, calls go straight to SGLang.
+        plain_possible: Whether the ones that serve plain steps run.
+    """
 
     owner: Any
     patches: tuple[Patch, ...]
     enabled: bool = True
+    plain_possible: bool = True
     _applied: dict[str, Any] = field(default_factory=dict)
     _hooked: list[str] = field(default_factory=list)
     _registered: bool = False
@@ -82,21 +92,21 @@ class PatchSet:
             else:
                 wrapt.register_post_import_hook(partial(self._wrap, patch), patch.module)
 
-    def _is_enabled(self) -> bool:
-        return self.enabled
+    def _is_on(self, patch: Patch) -> bool:
+        return self.enabled and (self.plain_possible or not patch.for_plain)
 
     def _wrap(self, patch: Patch, module: Any) -> None:
         wrapper = partial(patch.wrapper, self.owner)
         # Positional on purpose: wrapt 2 renamed the keyword parameters.
         self._applied[patch.target] = wrapt.wrap_object(
-            module, patch.name, wrapt.FunctionWrapper, (wrapper, self._is_enabled)
+            module, patch.name, wrapt.FunctionWrapper, (wrapper, partial(self._is_on, patch))
         )
 
     def _register_hook(self, patch: Patch) -> None:
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self.enabled:
+            if not self._is_on(patch):
                 return original(*args, **kwargs)
             return patch.wrapper(self.owner, original, None, args, kwargs)
 

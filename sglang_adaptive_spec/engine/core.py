@@ -211,6 +211,9 @@ class AdaptiveEngine:
         else:
             batch = self.release.as_plain_result_batch(batch)
         processed = upstream(batch)
+        if self.runtime is None:
+            # Nobody decides where there is nothing to decide, so nobody has counted the step.
+            self.controller.steps[mode] += 1
         self.controller.note_result(mode, *self.release.result_counts(batch, result))
         return processed
 

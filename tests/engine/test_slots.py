@@ -50,10 +50,15 @@ def test_a_plain_step_takes_whole_pages_only_when_one_is_full(tmp_path: Path) ->
 
 
 def test_a_pool_too_small_to_speculate_serves_plainly(tmp_path: Path, plain_server: Server) -> None:
-    load = [Request(text, 96, 0.0) for text in heldout_prompts(8, seed=6)]
-    wanted = run_load(plain_server, load)
-    slots = max(len(tokens) for tokens in wanted) * len(load) + 200
+    # The same request eight times, so that all of them need the most at the same step.
+    load = [Request(heldout_prompts(1, seed=6, max_size=12)[0], 96, 0.0)] * 8
+    answer = plain_server.generate(load[0].text, max_new_tokens=96, ignore_eos=True)
+    wanted = [answer["output_ids"]] * len(load)
+    # They fit to their last token, and speculation's reserve of 8 slots a request does not.
+    slots = (answer["meta_info"]["prompt_tokens"] + 96 + 2) * len(load)
     arguments = [*SPECULATION, *CHAIN, f"--max-total-tokens={slots}", "--disable-radix-cache"]
+    # Admit requests as if they stopped early, so that all of them run at once.
+    arguments += ["--schedule-conservativeness=0.1"]
     settings = {"disable_batch_threshold": 1000, "min_dwell_steps": 1}
     with serve(tmp_path / "log", arguments, settings=settings) as server:
         tokens = run_load(server, load)
@@ -61,4 +66,5 @@ def test_a_pool_too_small_to_speculate_serves_plainly(tmp_path: Path, plain_serv
         assert differences(load, wanted, tokens) == []
         assert state["switches_by_reason"].get("too few free KV slots to speculate", 0) >= 1, state
         assert state["steps"]["plain"] > 0
+        assert "Retract" not in server.log
         assert server.used_tokens() == 0

@@ -158,7 +158,7 @@ def test_the_release_checks_the_settings_from_the_environment(plugin, monkeypatc
             '{"disable_batch_threshold": 8}',
             (1, 2, 4),
             ("plain above 8 running requests, spec again at 6; plain graphs: 3 sizes, 1.25 GiB, 2.0 s, "
-            "0.50 GiB of it for 16 tokens a request to wait for the draft; "),
+            "0.50 GiB of it for 32 tokens a request to wait for the draft; "),
         ),
         ('{"policy": "plain"}', (), "plain; plain graphs: eager, 1.25 GiB, 2.0 s; "),
         ('{"policy": "spec"}', None, "spec; no plain graphs (not needed); "),

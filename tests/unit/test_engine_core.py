@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.engine.core import AdaptiveEngine
 from sglang_adaptive_spec.errors import PreparationMismatch, Refusal
 from sglang_adaptive_spec.modes import Mode, SwitchReason
@@ -400,7 +400,7 @@ def test_more_results_than_steps_do_not_hide_an_outstanding_one():
 # --- build and control -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "tokens"), [(PLAIN, None), (THRESHOLD, 16), (EVERY_OTHER, 16)])
+@pytest.mark.parametrize(("settings", "tokens"), [(PLAIN, None), (THRESHOLD, DEFAULT_CATCH_UP_TOKENS), (EVERY_OTHER, DEFAULT_CATCH_UP_TOKENS)])
 def test_the_draft_is_kept_true_where_speculation_may_resume(settings, tokens):
     engine = make_engine(settings)
     assert engine.runtime is RUNTIME
@@ -558,3 +558,12 @@ def test_a_draft_never_used_again_is_never_brought_up_to_date():
     leaving = SimpleNamespace(row=0, kv_committed_len=50)
     engine.before_release(leaving)
     assert leaving.kv_committed_len == 50
+
+
+def test_a_server_that_never_takes_plain_steps_counts_by_results():
+    """The patches that decide are off there."""
+    engine = make_engine(SPEC)
+    batch = make_batch()
+    process(engine, batch, SimpleNamespace(mode=Mode.SPEC, tokens=5))
+    assert engine.snapshot()["steps"] == {"spec": 1, "plain": 0}
+    assert engine.snapshot()["tokens"]["spec"] == 5

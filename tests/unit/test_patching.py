@@ -281,3 +281,12 @@ def test_a_hook_can_be_switched_off(hooks):
 def test_revert_names_the_hooks_that_stay(hooks):
     patches = applied(patch("package.module", "Class.static", via="hook_registry"))
     assert patches.revert() == ("package.module:Class.static",)
+
+
+def test_what_serves_plain_steps_is_off_where_there_are_none(module):
+    patches = applied(patch(module.__name__), patch(module.__name__, "Counter.add", for_plain=False))
+    patches.plain_possible = False
+    assert module.double(4) == 8
+    assert module.Counter().add(3) == 103
+    patches.plain_possible = True
+    assert module.double(4) == 108
