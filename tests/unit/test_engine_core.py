@@ -400,7 +400,10 @@ def test_more_results_than_steps_do_not_hide_an_outstanding_one():
 # --- build and control -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "tokens"), [(PLAIN, None), (THRESHOLD, DEFAULT_CATCH_UP_TOKENS), (EVERY_OTHER, DEFAULT_CATCH_UP_TOKENS)])
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [(PLAIN, None), (THRESHOLD, DEFAULT_CATCH_UP_TOKENS), (EVERY_OTHER, DEFAULT_CATCH_UP_TOKENS)],
+)
 def test_the_draft_is_kept_true_where_speculation_may_resume(settings, tokens):
     engine = make_engine(settings)
     assert engine.runtime is RUNTIME
