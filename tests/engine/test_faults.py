@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.load import Request, differences, run_load
+from tests.engine.saboteur import install
 from tests.engine.serving import CHAIN, SPECULATION, serve
 
 pytestmark = pytest.mark.engine
@@ -40,16 +41,6 @@ def register():
         return result
     Sglang0514.run_plain_decode = breaking
 """
-
-
-def install(folder: Path, source: str) -> dict[str, str]:
-    """Make a plugin of SGLang's out of some source, and return the environment that loads it."""
-    metadata = folder / "saboteur-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (folder / "saboteur.py").write_text(source)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: saboteur\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[sglang.srt.plugins]\nsaboteur = saboteur:register\n")
-    return {"PYTHONPATH": str(folder)}
 
 
 @pytest.mark.parametrize(
