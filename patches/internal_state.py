@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_adaptive_spec.activate import Plugin
-from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.patching import Patch
 
@@ -34,11 +33,12 @@ def _change(plugin: Plugin, original: Callable[..., Any], scheduler: Any, args: 
     try:
         if others or not isinstance(asked, dict):
             raise Refusal(
-                f"The request changes {KEY} together with {', '.join(others) or 'nothing readable'}.",
-                "SGLang's settings and the plugin's can't be changed in one step, so half of it could fail.",
+                f"The request can't be read: {KEY} is {asked!r}, beside {others}.",
+                "The plugin's settings are a JSON object, and can't change in one step with SGLang's own: half of it "
+                "could fail.",
                 f'Send {{"server_args": {{"{KEY}": {{...}}}}}} alone.',
             )
-        plugin.engine.use(Settings.from_mapping(asked))
+        plugin.engine.use(asked)
     except Refusal as refusal:
         logger.warning("adaptive-spec: new settings refused: %s", refusal)
         return _answer(updated=False, state={"error": str(refusal)})

@@ -87,11 +87,11 @@ class Plugin:
             )
         built = "no plain graphs (not needed)"
         if runtime is not None:
-            graphs = f"{len(runtime.graph_sizes)} sizes" if runtime.graph_sizes else "eager"
-            built = f"plain graphs: {graphs}, {runtime.memory_gib:.2f} GiB, {runtime.build_seconds:.1f} s"
+            graphs = f"{len(runtime.graph_sizes)} sizes" if runtime.graph_sizes else "none, steps run eagerly"
+            built = f"plain graphs: {graphs}; {runtime.memory_gib:.2f} GiB, {runtime.build_seconds:.1f} s to build"
             if runtime.draft_ring_gib:
                 tokens = settings.catch_up_tokens
-                built += f", {runtime.draft_ring_gib:.2f} GiB of it for {tokens} tokens a request to wait for the draft"
+                built += f"; {runtime.draft_ring_gib:.2f} GiB of it holds {tokens} tokens a request for the draft"
         applied = len(self.patch_set.applied)
         return (
             f"adaptive-spec {__version__} on SGLang {self.sglang_version}: {policy}; {built}; {applied} functions "
@@ -112,7 +112,7 @@ def activate() -> Plugin:
     if _plugin is None:
         installed = installed_sglang()
         release = release_for(installed)
-        check_lock(installed, release)
+        check_lock(installed)
         plugin = Plugin(release, installed)
         plugin.patch_set.apply()
         _plugin = plugin
@@ -162,18 +162,16 @@ def locked_functions(installed: str) -> tuple[str, ...]:
     return (*(patch.source for patch in release.patches), *release.relies_on)
 
 
-def check_lock(installed: str, release: Release, root: Path | None = None) -> None:
+def check_lock(installed: str, root: Path | None = None) -> None:
     """Compare the installed source with the lock file of its release.
 
     Args:
         installed: The version of SGLang.
-        release: The adapter that serves it.
         root: The folder that contains the ``sglang`` package; found by itself unless given.
 
     Raises:
         Refusal: a function that is wrapped or relied on has changed.
     """
-    del release
     locked = lock.read_lock(installed)
     changes = lock.drifted(locked, lock.describe(root or _sglang_root(), locked))
     allowed = {name.strip() for name in os.environ.get(DRIFT_VARIABLE, "").split(",") if name.strip()}

@@ -7,55 +7,53 @@ there and carried to the child processes in one environment variable.
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from sglang_adaptive_spec.config import (
     CONFIG_VARIABLE,
     DEFAULT_CATCH_UP_TOKENS,
     DEFAULT_MIN_DWELL_STEPS,
+    FLAGS,
+    POLICIES,
     Settings,
     read_config_variable,
     write_config_variable,
 )
 from sglang_adaptive_spec.errors import Refusal
 
-_DESTINATIONS = {
-    "policy": "adaptive_spec_policy",
-    "disable_batch_threshold": "speculative_disable_batch_threshold",
-    "resume_batch_threshold": "adaptive_spec_resume_batch_threshold",
-    "min_dwell_steps": "adaptive_spec_min_dwell_steps",
-    "catch_up_tokens": "adaptive_spec_catch_up_tokens",
-}
+_DESTINATIONS = {name: flag.removeprefix("--").replace("-", "_") for name, flag in FLAGS.items()}
+_carried_by_us: str | None = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the plugin's flags to SGLang's parser; a flag not given stays None."""
     group = parser.add_argument_group("sglang-adaptive-spec")
     group.add_argument(
-        "--speculative-disable-batch-threshold",
+        FLAGS["disable_batch_threshold"],
         type=int,
         metavar="N",
         help="Decode plainly, without speculation, while more than N requests run.",
     )
     group.add_argument(
-        "--adaptive-spec-policy",
-        choices=("threshold", "spec", "plain"),
+        FLAGS["policy"],
+        choices=POLICIES,
         help="threshold: by load (the default). spec, plain: always that mode.",
     )
     group.add_argument(
-        "--adaptive-spec-resume-batch-threshold",
+        FLAGS["resume_batch_threshold"],
         type=int,
         metavar="M",
         help="Speculate again once at most M requests run; M < N. Default: three quarters of N.",
     )
     group.add_argument(
-        "--adaptive-spec-min-dwell-steps",
+        FLAGS["min_dwell_steps"],
         type=int,
         metavar="K",
         help=f"Decode steps a mode lasts before the next switch. Default: {DEFAULT_MIN_DWELL_STEPS}.",
     )
     group.add_argument(
-        "--adaptive-spec-catch-up-tokens",
+        FLAGS["catch_up_tokens"],
         type=int,
         metavar="T",
         help="Tokens of a request that wait during plain steps until the draft sees them, all in one forward. "
@@ -69,6 +67,7 @@ def carry_flags(arguments: argparse.Namespace) -> None:
     Raises:
         Refusal: a value is wrong, or the command line and the environment variable both set something.
     """
+    global _carried_by_us
     given: dict[str, Any] = {
         name: getattr(arguments, destination)
         for name, destination in _DESTINATIONS.items()
@@ -76,13 +75,14 @@ def carry_flags(arguments: argparse.Namespace) -> None:
     }
     if not given:
         return
-    settings = Settings.from_mapping(given)
     carried = read_config_variable()
     # The same flags may be parsed twice in one process, and the variable is ours then.
-    if carried is not None and Settings.from_mapping(carried) != settings:
+    ours = _carried_by_us == os.environ.get(CONFIG_VARIABLE)
+    if carried is not None and not ours:
         raise Refusal(
             f"{CONFIG_VARIABLE} is set, and so are flags of this plugin.",
-            "They differ, and it would not be clear which of the two holds.",
+            "It would not be clear which of the two holds.",
             f"Unset {CONFIG_VARIABLE}, or drop the flags.",
         )
-    write_config_variable(settings)
+    write_config_variable(Settings.from_mapping(given))
+    _carried_by_us = os.environ[CONFIG_VARIABLE]

@@ -13,7 +13,8 @@ from sglang_adaptive_spec.errors import Refusal
 CONFIG_VARIABLE = "SGLANG_ADAPTIVE_SPEC_CONFIG"
 """Carries the settings, as JSON, to ``sglang.Engine`` and to SGLang's child processes."""
 
-POLICIES = ("threshold", "spec", "plain", "alternate")
+POLICIES = ("threshold", "spec", "plain")
+TEST_POLICIES = ("alternate",)
 DEFAULT_MIN_DWELL_STEPS = 8
 DEFAULT_CATCH_UP_TOKENS = 32
 
@@ -45,7 +46,7 @@ class Settings:
     catch_up_tokens: int = DEFAULT_CATCH_UP_TOKENS
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
+        if self.policy not in POLICIES + TEST_POLICIES:
             raise _bad("policy", self.policy, f"one of {', '.join(POLICIES)}")
         for name, minimum in _MINIMUM.items():
             value = getattr(self, name)
@@ -66,12 +67,12 @@ class Settings:
     def _check_thresholds(self) -> None:
         if self.disable_batch_threshold is None:
             raise Refusal(
-                "The policy 'threshold' was asked for without a threshold.",
+                "No batch threshold was given.",
                 "The batch size from which speculation costs more than it gives depends on the model, the "
                 "GPU and the attention backend (from below 8 to above 200 in public reports), so there is "
                 "no safe default.",
-                "Give --speculative-disable-batch-threshold N (plain when more than N requests run), or "
-                "choose --adaptive-spec-policy spec or plain.",
+                "Give --speculative-disable-batch-threshold N (plain when more than N requests run) or its JSON name "
+                "disable_batch_threshold, or choose the policy spec or plain.",
             )
         resume = self.resume_batch_threshold
         if resume is not None and not (resume < self.disable_batch_threshold or resume == 1):
@@ -104,15 +105,53 @@ class Settings:
             raise Refusal(
                 f"Unknown setting {', '.join(map(repr, unknown))}.",
                 "A setting that nobody reads would silently change nothing.",
-                f"Known settings: {', '.join(sorted(known))}.",
+                f"Correct the flag or {CONFIG_VARIABLE}. Known settings: {', '.join(FLAGS)}.",
             )
         return cls(**values)
+
+    def with_changes(self, asked: Mapping[str, Any]) -> Settings:
+        """These settings with some of them changed on a running server.
+
+        A fixed policy holds the server in one mode and needs nothing else; everything else changes what the
+        policy 'threshold' goes by, and keeps what is not mentioned.
+
+        Raises:
+            Refusal: the result would be no settings, or can't change under way.
+        """
+        if asked.get("catch_up_tokens", self.catch_up_tokens) != self.catch_up_tokens:
+            raise Refusal(
+                "catch_up_tokens can't change on a running server.",
+                "The memory for what waits was allocated at start.",
+                "Restart the server with another value.",
+            )
+        kept: dict[str, Any] = {"catch_up_tokens": self.catch_up_tokens, "min_dwell_steps": self.min_dwell_steps}
+        if asked.get("policy", "threshold") == "threshold":
+            kept |= {name: getattr(self, name) for name in _OPTIONAL}
+        return Settings.from_mapping({**kept, **asked})
+
+    def effective(self) -> dict[str, Any]:
+        """All settings, the derived ones filled in."""
+        values = asdict(self)
+        if self.policy == "threshold":
+            values["resume_batch_threshold"] = self.resume_threshold_requests
+        if self.policy not in TEST_POLICIES:
+            del values["alternate_period_steps"]
+        return values
 
     def to_json(self) -> str:
         """The settings as JSON, without the ones left at their default."""
         default = {field.name: field.default for field in fields(self)}
         return json.dumps({k: v for k, v in asdict(self).items() if v != default[k]}, sort_keys=True)
 
+
+FLAGS = {
+    "policy": "--adaptive-spec-policy",
+    "disable_batch_threshold": "--speculative-disable-batch-threshold",
+    "resume_batch_threshold": "--adaptive-spec-resume-batch-threshold",
+    "min_dwell_steps": "--adaptive-spec-min-dwell-steps",
+    "catch_up_tokens": "--adaptive-spec-catch-up-tokens",
+}
+"""The settings by the names they have in JSON, with their flags."""
 
 _OPTIONAL = {"disable_batch_threshold", "resume_batch_threshold"}
 _MINIMUM = {
@@ -149,9 +188,9 @@ def write_config_variable(settings: Settings) -> None:
 
 def _bad(name: str, value: object, expected: str) -> Refusal:
     return Refusal(
-        f"{name} is {value!r}.",
+        f"{FLAGS.get(name, name)} ({name} in JSON) is {value!r}.",
         f"It has to be {expected}.",
-        f"Correct it: --help lists the flags, and {CONFIG_VARIABLE} takes the same settings as JSON.",
+        f"Correct the flag, or {CONFIG_VARIABLE} where the settings are JSON.",
     )
 
 

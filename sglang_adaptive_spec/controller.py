@@ -9,12 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Observation, Policy
 
 logger = logging.getLogger(__name__)
 
 _SWITCHES_KEPT = 10
+_PRESSURE_STEPS = 16
+"""Steps that stay plain once KV slots ran short: each return costs the draft a catch-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Switch:
     step: int
     before: Mode
     after: Mode
-    reason: SwitchReason
+    reason: Reason
     running_requests: int
     at_seconds: float
 
@@ -49,8 +51,11 @@ class Controller:
         self.verified_requests = 0
         self.faults = 0
         self.switches: deque[Switch] = deque(maxlen=_SWITCHES_KEPT)
-        self.switch_counts: Counter[SwitchReason] = Counter()
-        self._steps_in_mode = 0
+        self.switch_counts: Counter[Reason] = Counter()
+        # What the policy wants, which a shortage of KV slots overrides without changing it.
+        self._wanted = policy.initial_mode
+        self._steps_wanted = 0
+        self._short_until_step = 0
         self.spec_only = False
 
     def decide(self, running_requests: int, spec_fits: Callable[[], bool]) -> Decision:
@@ -60,22 +65,32 @@ class Controller:
             running_requests: Requests in the batch.
             spec_fits: Whether there are KV slots enough to speculate; asked only when it matters.
         """
-        seen = Observation(running_requests, self.mode, self._steps_in_mode)
-        decision = self._ask_policy(seen)
-        if decision.mode is Mode.SPEC and self.can_drop_to_plain and not spec_fits():
+        decision = self._ask_policy(Observation(running_requests, self._wanted, self._steps_wanted))
+        self._steps_wanted = self._steps_wanted + 1 if decision.mode is self._wanted else 1
+        self._wanted = decision.mode
+        if decision.mode is Mode.SPEC and self.can_drop_to_plain and self._is_short(spec_fits):
             # A plain step needs one slot a request: better slower than a request thrown out.
-            decision = Decision(Mode.PLAIN, SwitchReason.KV_PRESSURE)
+            decision = Decision(Mode.PLAIN, Reason.KV_PRESSURE)
         self._enter(decision, running_requests)
         return decision
 
     def _ask_policy(self, seen: Observation) -> Decision:
         if self.spec_only:
-            return Decision(Mode.SPEC, SwitchReason.FAULT)
+            return Decision(Mode.SPEC, Reason.FAULT)
         try:
             return self.policy.decide(seen)
         except Exception as error:
             self.fault("the policy failed", error)
-            return Decision(Mode.SPEC, SwitchReason.FAULT)
+            return Decision(Mode.SPEC, Reason.FAULT)
+
+    def _is_short(self, spec_fits: Callable[[], bool]) -> bool:
+        step = self.steps.total()
+        if step < self._short_until_step:
+            return True
+        if spec_fits():
+            return False
+        self._short_until_step = step + _PRESSURE_STEPS
+        return True
 
     def _enter(self, decision: Decision, running_requests: int) -> None:
         if decision.mode is not self.mode:
@@ -92,8 +107,6 @@ class Controller:
                 step,
             )
             self.mode = decision.mode
-            self._steps_in_mode = 0
-        self._steps_in_mode += 1
         self.steps[decision.mode] += 1
 
     def fault(self, what: str, error: BaseException | None = None) -> None:

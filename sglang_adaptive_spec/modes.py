@@ -13,7 +13,7 @@ class Mode(str, Enum):
     PLAIN = "plain"  # one target forward, one token and one KV slot a request
 
 
-class SwitchReason(str, Enum):
+class Reason(str, Enum):
     """Why a step runs in the mode it runs in."""
 
     FIXED = "fixed policy"
@@ -22,7 +22,6 @@ class SwitchReason(str, Enum):
     STEADY = "no reason to change"
     DWELL = "the last switch is too recent"
     FORCED = "forced flip"
-    HELD = "held by the operator"
     KV_PRESSURE = "too few free KV slots to speculate"
     FAULT = "a fault of the plugin"
 
@@ -32,4 +31,4 @@ class Decision:
     """The mode of one decode step."""
 
     mode: Mode
-    reason: SwitchReason
+    reason: Reason

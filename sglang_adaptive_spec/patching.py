@@ -34,7 +34,7 @@ class Patch:
         remove_when: When to delete it.
         defined_in: Where the function is written, if ``target`` is a name imported from there.
         via: The mechanism that applies it.
-        required: Whether a server may start without it.
+        required: Whether a server must not start without it.
         for_plain: Whether it does anything only on a server that can take plain steps; on any other it is off.
     """
 

@@ -5,6 +5,7 @@ Standard library only, and nothing of ours is imported before the environment sa
 """
 
 import os
+import sys
 
 ENABLE_VARIABLE = "SGLANG_ADAPTIVE_SPEC"
 _ON = {"1", "true", "yes", "on"}
@@ -20,6 +21,8 @@ def register() -> None:
     """
     asked = os.environ.get(ENABLE_VARIABLE, "").strip().lower()
     if asked in _OFF:
+        if not asked and os.environ.get(f"{ENABLE_VARIABLE}_CONFIG"):
+            sys.stderr.write(f"{ENABLE_VARIABLE}_CONFIG is set, but {ENABLE_VARIABLE} is not: the plugin is off.\n")
         return
     from sglang_adaptive_spec.errors import Refusal
 

@@ -36,6 +36,7 @@ if [[ -x "$venv/bin/python" && -f "$stamp" && "$(cat "$stamp")" == "$want" ]]; t
     exit 0
 fi
 
+echo "setup_env: building $venv for SGLang $release (about 6.5 GB, some minutes)"
 if [[ ! -x "$venv/bin/python" ]]; then
     "$python" -m venv "$venv"
 fi

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Policy, make_policy
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, SwitchReason.STEADY), batch_size=0)
+_SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, Reason.STEADY), batch_size=0)
 """A scope in which SGLang's own reserve holds."""
 
 
@@ -34,6 +34,8 @@ class AdaptiveEngine:
     def __init__(self, settings: Settings, release: Release, server_args: Any) -> None:
         policy = make_policy(settings)
         self.settings = settings
+        # What a server that was held in one mode goes back to.
+        self._by_load = settings
         self.release = release
         self.controller = Controller(policy)
         self.runtime: PlainRuntime | None = None
@@ -181,7 +183,7 @@ class AdaptiveEngine:
 
     def _prepare_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
         planned = self.release.plan_of(batch)
-        plan = StepPlan(Decision(Mode.SPEC, SwitchReason.FAULT), self.release.batch_size(batch))
+        plan = StepPlan(Decision(Mode.SPEC, Reason.FAULT), self.release.batch_size(batch))
         self.release.stamp(batch, plan)
         self.release.reserve_for_spec(batch, prepare)
         # Preparing twice has claimed twice for a moment; the lengths are those of the first time.
@@ -219,11 +221,11 @@ class AdaptiveEngine:
 
     # --- control -----------------------------------------------------------------------------------------
 
-    def use(self, settings: Settings) -> None:
-        """Put other settings in charge from the next step on.
+    def use(self, asked: Mapping[str, Any]) -> None:
+        """Change settings from the next step on; what is not mentioned stays.
 
         Raises:
-            Refusal: this server was not started with what the new policy needs.
+            Refusal: no such settings, or this server was not started with what they need.
         """
         if self.controller.spec_only:
             raise Refusal(
@@ -231,6 +233,7 @@ class AdaptiveEngine:
                 "What failed once may fail again, and the next time a request may be lost.",
                 "Restart it; the log says what failed.",
             )
+        settings = self._by_load.with_changes(asked)
         policy: Policy = make_policy(settings)
         if policy.needs_plain and self.runtime is None:
             raise Refusal(
@@ -245,6 +248,8 @@ class AdaptiveEngine:
                 "Start it with the policy 'threshold'.",
             )
         self.settings = settings
+        if settings.policy == "threshold":
+            self._by_load = settings
         self.controller.policy = policy
         logger.info("adaptive-spec: settings are now %s", settings.to_json())
 
@@ -253,7 +258,7 @@ class AdaptiveEngine:
         runtime = self.runtime
         return {
             "policy": self.settings.policy,
-            "settings": self.settings.to_json(),
+            "settings": self.settings.effective(),
             **self.controller.snapshot(),
             "plain_memory_gib": round(runtime.memory_gib, 3) if runtime else 0.0,
             "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies.base import Observation
 
 
@@ -28,6 +28,6 @@ class AlternatePolicy:
 
     def decide(self, seen: Observation) -> Decision:
         if seen.steps_in_mode < self.period_steps:
-            return Decision(seen.mode, SwitchReason.STEADY)
+            return Decision(seen.mode, Reason.STEADY)
         other = Mode.PLAIN if seen.mode is Mode.SPEC else Mode.SPEC
-        return Decision(other, SwitchReason.FORCED)
+        return Decision(other, Reason.FORCED)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies.base import Observation
 
 
 @dataclass(frozen=True)
 class FixedPolicy:
-    """The same mode at every step; also what an operator's hold puts in the place of a policy."""
+    """The same mode at every step."""
 
     mode: Mode
-    reason: SwitchReason = SwitchReason.FIXED
 
     @property
     def returns_to_spec(self) -> bool:
@@ -28,4 +27,4 @@ class FixedPolicy:
         return self.mode
 
     def decide(self, seen: Observation) -> Decision:  # noqa: ARG002  (the protocol's shape)
-        return Decision(self.mode, self.reason)
+        return Decision(self.mode, Reason.FIXED)

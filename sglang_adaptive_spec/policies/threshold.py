@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies.base import Observation
 
 
@@ -35,11 +35,11 @@ class ThresholdPolicy:
         return Mode.SPEC
 
     def decide(self, seen: Observation) -> Decision:
-        wanted = Decision(seen.mode, SwitchReason.STEADY)
+        wanted = Decision(seen.mode, Reason.STEADY)
         if seen.running_requests > self.disable_above_requests:
-            wanted = Decision(Mode.PLAIN, SwitchReason.LOAD_ROSE)
+            wanted = Decision(Mode.PLAIN, Reason.LOAD_ROSE)
         elif seen.running_requests <= self.resume_at_requests:
-            wanted = Decision(Mode.SPEC, SwitchReason.LOAD_FELL)
+            wanted = Decision(Mode.SPEC, Reason.LOAD_FELL)
         if wanted.mode is not seen.mode and seen.steps_in_mode < self.min_dwell_steps:
-            return Decision(seen.mode, SwitchReason.DWELL)
+            return Decision(seen.mode, Reason.DWELL)
         return wanted

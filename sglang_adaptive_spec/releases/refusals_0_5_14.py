@@ -81,6 +81,7 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
             "needs another way that is not built yet.",
             "Use EAGLE, EAGLE3 or NEXTN, or start without this plugin.",
         )
+    _refuse_unreachable(server_args.max_running_requests, settings)
     found = [feature for feature in _UNSERVED if feature.asked(server_args)]
     found += _unserved_models(server_args)
     found += _unserved_hidden_states(server_args, settings)
@@ -92,6 +93,17 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
             " ".join(dict.fromkeys(feature.why for feature in found)),
             "Drop these flags, or start without this plugin.",
         )
+
+
+def _refuse_unreachable(most_requests: int | None, settings: Settings) -> None:
+    if settings.policy != "threshold" or most_requests is None or settings.threshold_requests < most_requests:
+        return
+    raise Refusal(
+        f"The threshold of {settings.threshold_requests} requests is out of reach: at most {most_requests} ever run.",
+        "So the server would speculate always. With speculation on, SGLang runs at most 48 requests unless told "
+        "otherwise.",
+        f"Give --max-running-requests above {settings.threshold_requests}, or a lower threshold.",
+    )
 
 
 def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[_Unserved]:

@@ -8,7 +8,7 @@ import pytest
 from .starts import ENABLE, THRESHOLD, N, Outcome, environment
 
 STARTS = {
-    "a threshold of zero": ((N, "0"), "disable_batch_threshold is 0"),
+    "a threshold of zero": ((N, "0"), "(disable_batch_threshold in JSON) is 0"),
     "SGLang's own adaptive speculation": (
         (*THRESHOLD, "--speculative-adaptive"),
         "--speculative-adaptive is not served",

@@ -23,7 +23,7 @@ FUNCTION = f"{MODULE}:EagleDraftInputV2Mixin.prepare_for_decode"
 
 
 def test_the_installed_sglang_is_the_locked_one():
-    check_lock(INSTALLED, release=None)
+    check_lock(INSTALLED)
 
 
 def test_the_lock_covers_what_is_patched_and_relied_on_and_nothing_else():
@@ -78,7 +78,7 @@ def add_parameter(path: Path) -> None:
 
 
 def check(path: Path) -> None:
-    check_lock(INSTALLED, release=None, root=path.parents[MODULE.count(".")])
+    check_lock(INSTALLED, root=path.parents[MODULE.count(".")])
 
 
 def test_an_unchanged_copy_passes(copy):

@@ -53,16 +53,16 @@ def test_the_help_lists_our_flags_and_sglangs(probe):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((), "without a threshold"),
-        ((POLICY, "threshold"), "without a threshold"),
-        ((N, "0"), "disable_batch_threshold is 0"),
-        ((N, "-3"), "disable_batch_threshold is -3"),
+        ((), "No batch threshold was given"),
+        ((POLICY, "threshold"), "No batch threshold was given"),
+        ((N, "0"), "(disable_batch_threshold in JSON) is 0"),
+        ((N, "-3"), "(disable_batch_threshold in JSON) is -3"),
         ((N, "8", M, "8"), "resume threshold (8) is not below"),
         ((N, "8", M, "9"), "resume threshold (9) is not below"),
-        ((N, "8", M, "0"), "resume_batch_threshold is 0"),
+        ((N, "8", M, "0"), "(resume_batch_threshold in JSON) is 0"),
         ((POLICY, "plain", *THRESHOLD), "together with the policy 'plain'"),
         ((POLICY, "spec", *THRESHOLD), "together with the policy 'spec'"),
-        ((*THRESHOLD, "--adaptive-spec-min-dwell-steps", "0"), "min_dwell_steps is 0"),
+        ((*THRESHOLD, "--adaptive-spec-min-dwell-steps", "0"), "(min_dwell_steps in JSON) is 0"),
     ],
     ids=lambda value: " ".join(value) or "no flags" if isinstance(value, tuple) else "",
 )
@@ -90,8 +90,8 @@ def test_what_the_parser_can_not_read_is_turned_away_by_flag(probe, eagle3, flag
         ("{", f"{CONFIG} can't be read"),
         ("[8]", f"{CONFIG} can't be read"),
         ('{"treshold": 8}', "Unknown setting 'treshold'"),
-        ('{"disable_batch_threshold": "8"}', "disable_batch_threshold is '8'"),
-        ('{"policy": "fast"}', "policy is 'fast'"),
+        ('{"disable_batch_threshold": "8"}', "(disable_batch_threshold in JSON) is '8'"),
+        ('{"policy": "fast"}', "(policy in JSON) is 'fast'"),
     ],
 )
 def test_wrong_settings_in_the_environment_end_with_one_message(probe, eagle3, text, words):

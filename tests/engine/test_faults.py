@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 
 TURNS_PLANS_AROUND = """
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 steps = 0
 def after(result, batch, *args, **kwargs):
     global steps
@@ -22,7 +22,7 @@ def after(result, batch, *args, **kwargs):
     plan = getattr(batch, "adaptive_spec_plan", None)
     if plan is not None and steps == 10:
         other = Mode.SPEC if plan.mode is Mode.PLAIN else Mode.PLAIN
-        plan.decision = Decision(other, SwitchReason.FORCED)
+        plan.decision = Decision(other, Reason.FORCED)
 def register():
     HookRegistry.register("sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode", after, HookType.AFTER)
 """

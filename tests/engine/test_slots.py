@@ -59,7 +59,7 @@ def test_a_pool_too_small_to_speculate_serves_plainly(tmp_path: Path, plain_serv
     arguments = [*SPECULATION, *CHAIN, f"--max-total-tokens={slots}", "--disable-radix-cache"]
     # Admit requests as if they stopped early, so that all of them run at once.
     arguments += ["--schedule-conservativeness=0.1"]
-    settings = {"disable_batch_threshold": 1000, "min_dwell_steps": 1}
+    settings = {"disable_batch_threshold": 31, "min_dwell_steps": 1}
     with serve(tmp_path / "log", arguments, settings=settings) as server:
         tokens = run_load(server, load)
         state = server.state()

@@ -27,7 +27,7 @@ def tree(tmp_path, monkeypatch):
 
 
 def check(tree) -> None:
-    check_lock("1.0", release=None, root=tree.parent)
+    check_lock("1.0", root=tree.parent)
 
 
 def test_an_unchanged_tree_passes(tree):
@@ -89,14 +89,14 @@ def test_activation_checks_then_applies_once_a_process(monkeypatch):
     monkeypatch.setattr(activate_module, "_plugin", None)
     monkeypatch.setattr(activate_module, "installed_sglang", lambda: "1.0")
     monkeypatch.setattr(activate_module, "release_for", lambda installed: SimpleNamespace(patches=()))
-    monkeypatch.setattr(activate_module, "check_lock", lambda installed, release: done.append("checked"))
+    monkeypatch.setattr(activate_module, "check_lock", lambda installed: done.append("checked"))
     monkeypatch.setattr(activate_module.PatchSet, "apply", lambda patches: done.append("applied"))
     assert activate() is activate()
     assert done == ["checked", "applied"]
 
 
 def test_nothing_is_applied_to_a_changed_sglang(monkeypatch):
-    def refuse(installed, release):
+    def refuse(installed):
         raise Refusal("changed", "a reason", "a way out")
 
     done = []
@@ -138,7 +138,7 @@ def test_settings_without_speculation_are_refused(plugin, monkeypatch):
 
 
 def test_speculation_without_settings_is_refused_for_want_of_a_threshold(plugin):
-    with pytest.raises(Refusal, match="without a threshold"):
+    with pytest.raises(Refusal, match="No batch threshold was given"):
         plugin.check("speculative")
 
 
@@ -157,10 +157,10 @@ def test_the_release_checks_the_settings_from_the_environment(plugin, monkeypatc
         (
             '{"disable_batch_threshold": 8}',
             (1, 2, 4),
-            ("plain above 8 running requests, spec again at 6; plain graphs: 3 sizes, 1.25 GiB, 2.0 s, "
-            "0.50 GiB of it for 32 tokens a request to wait for the draft; "),
+            ("plain above 8 running requests, spec again at 6; plain graphs: 3 sizes; 1.25 GiB, 2.0 s to build; "
+            "0.50 GiB of it holds 32 tokens a request for the draft; "),
         ),
-        ('{"policy": "plain"}', (), "plain; plain graphs: eager, 1.25 GiB, 2.0 s; "),
+        ('{"policy": "plain"}', (), "plain; plain graphs: none, steps run eagerly; 1.25 GiB, 2.0 s to build; "),
         ('{"policy": "spec"}', None, "spec; no plain graphs (not needed); "),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 from sglang_adaptive_spec.config import (
     CONFIG_VARIABLE,
     DEFAULT_MIN_DWELL_STEPS,
+    FLAGS,
     POLICIES,
     Settings,
     read_config_variable,
@@ -61,10 +62,9 @@ def test_a_threshold_of_one_may_resume_at_one():
 @pytest.mark.parametrize("value", [0, -1, True, False, 2.0, "4", [4]], ids=repr)
 def test_a_count_is_a_whole_number_of_one_or_more(name, value):
     refusal = refusal_of(**{"disable_batch_threshold": 8, name: value})
-    assert f"{name} is {value!r}" in refusal.what
+    assert f"{FLAGS.get(name, name)} ({name} in JSON) is {value!r}" in refusal.what
     assert "a whole number, 1 or more" in refusal.why
     assert CONFIG_VARIABLE in refusal.remedy
-    assert "--help" in refusal.remedy
 
 
 @pytest.mark.parametrize("policy", ["", "Threshold", "adaptive", None, 3, ["spec"]], ids=repr)
@@ -76,10 +76,10 @@ def test_an_unknown_policy_is_refused_with_the_known_ones(policy):
 
 def test_no_threshold_is_refused_with_the_ways_out():
     refusal = refusal_of()
-    assert "without a threshold" in refusal.what
+    assert "No batch threshold was given" in refusal.what
     assert "no safe default" in refusal.why
     assert "--speculative-disable-batch-threshold N" in refusal.remedy
-    assert "--adaptive-spec-policy spec or plain" in refusal.remedy
+    assert "the policy spec or plain" in refusal.remedy
 
 
 @pytest.mark.parametrize(("disable", "resume"), [(8, 8), (8, 9), (2, 2), (1, 2)])
@@ -153,3 +153,36 @@ def test_what_is_no_json_object_is_refused_and_quoted(text, monkeypatch):
 @pytest.mark.parametrize("name", ["min_dwell_steps", "alternate_period_steps"])
 def test_a_count_that_has_a_default_is_never_none(name):
     assert refusal_of(disable_batch_threshold=8, **{name: None})
+
+
+# --- changes on a running server -------------------------------------------------------------------------
+
+RUNNING = Settings(disable_batch_threshold=32, resume_batch_threshold=8, min_dwell_steps=20)
+
+
+def test_what_a_change_does_not_mention_stays():
+    assert RUNNING.with_changes({"disable_batch_threshold": 64}) == Settings(
+        disable_batch_threshold=64, resume_batch_threshold=8, min_dwell_steps=20
+    )
+    assert RUNNING.with_changes({"resume_batch_threshold": 2}).threshold_requests == 32
+
+
+def test_a_held_server_needs_nothing_else_and_goes_back():
+    assert RUNNING.with_changes({"policy": "plain"}).policy == "plain"
+    assert RUNNING.with_changes({"policy": "threshold"}) == RUNNING
+
+
+@pytest.mark.parametrize("asked", [{"disable_batch_threshold": 8}, {"catch_up_tokens": 4}, {"threshold": 3}], ids=repr)
+def test_a_change_that_makes_no_settings_is_refused(asked):
+    with pytest.raises(Refusal):
+        RUNNING.with_changes(asked)
+
+
+def test_effective_settings_have_the_derived_ones_filled_in():
+    assert Settings(disable_batch_threshold=8).effective() == {
+        "policy": "threshold",
+        "disable_batch_threshold": 8,
+        "resume_batch_threshold": 6,
+        "min_dwell_steps": 8,
+        "catch_up_tokens": 32,
+    }

@@ -5,7 +5,7 @@ import pytest
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import FixedPolicy, ThresholdPolicy, make_policy
 
 LOGGER = "sglang_adaptive_spec.controller"
@@ -79,7 +79,7 @@ def test_a_server_that_never_switches_logs_nothing(caplog):
 def test_switches_are_counted_by_reason_and_the_last_ten_are_kept():
     controller = Controller(ThresholdPolicy(4, 3, 1))
     drive(controller, [1] + [9, 1] * 8)
-    assert controller.switch_counts == {SwitchReason.LOAD_ROSE: 8, SwitchReason.LOAD_FELL: 8}
+    assert controller.switch_counts == {Reason.LOAD_ROSE: 8, Reason.LOAD_FELL: 8}
     assert [switch.step for switch in controller.switches] == list(range(7, 17))
     assert controller.snapshot()["switches"] == 16
 
@@ -89,7 +89,7 @@ def test_a_new_policy_takes_over_from_the_current_mode():
     drive(controller, [1, 9])
     controller.policy = FixedPolicy(Mode.SPEC)
     assert drive(controller, [9, 9]) == "ss"
-    assert controller.switch_counts[SwitchReason.FIXED] == 1
+    assert controller.switch_counts[Reason.FIXED] == 1
 
 
 # --- KV pressure -----------------------------------------------------------------------------------------
@@ -97,14 +97,21 @@ def test_a_new_policy_takes_over_from_the_current_mode():
 
 def test_a_batch_that_can_not_speculate_for_want_of_slots_runs_plain():
     controller = Controller(ThresholdPolicy(4, 3, 1))
-    assert controller.decide(2, fits_not) == Decision(Mode.PLAIN, SwitchReason.KV_PRESSURE)
-    assert controller.switch_counts == {SwitchReason.KV_PRESSURE: 1}
+    assert controller.decide(2, fits_not) == Decision(Mode.PLAIN, Reason.KV_PRESSURE)
+    assert controller.switch_counts == {Reason.KV_PRESSURE: 1}
 
 
-def test_it_speculates_again_once_slots_are_free():
-    controller = Controller(ThresholdPolicy(4, 3, 1))
+def test_it_speculates_again_some_steps_after_slots_are_free():
+    controller = Controller(ThresholdPolicy(4, 1, 1))
     controller.decide(2, fits_not)
-    assert controller.decide(2, fits) == Decision(Mode.SPEC, SwitchReason.LOAD_FELL)
+    assert drive(controller, [2] * 20, fits) == "p" * 15 + "s" * 5
+
+
+def test_a_shortage_of_slots_does_not_change_what_the_policy_wants():
+    """Two requests are too many to resume at, and few enough to go on with."""
+    controller = Controller(ThresholdPolicy(4, 1, 1))
+    drive(controller, [2] * 40, fits_not)
+    assert drive(controller, [2] * 20, fits)[-1] == "s"
 
 
 def test_slots_are_not_asked_for_where_they_do_not_matter():
@@ -129,7 +136,7 @@ def test_dropping_to_plain_needs_a_policy_that_built_it(settings, can_drop):
 def test_a_failing_policy_means_speculation_for_good(caplog):
     controller = Controller(FailingPolicy(4, 3, 1))
     assert drive(controller, [9, 9, 11, 9, 9, 11]) == "sp" + "ssss"
-    assert controller.decide(9, fits) == Decision(Mode.SPEC, SwitchReason.FAULT)
+    assert controller.decide(9, fits) == Decision(Mode.SPEC, Reason.FAULT)
 
 
 def test_a_failing_policy_is_counted_once_and_said_once_with_its_error(caplog):

@@ -9,7 +9,7 @@ import torch
 from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.engine.core import AdaptiveEngine
 from sglang_adaptive_spec.errors import PreparationMismatch, Refusal
-from sglang_adaptive_spec.modes import Mode, SwitchReason
+from sglang_adaptive_spec.modes import Mode, Reason
 from sglang_adaptive_spec.releases.base import PlainRuntime
 
 SGLANG_RESERVE = 99
@@ -193,7 +193,7 @@ def test_a_plain_step_behind_an_outstanding_verify_step_covers_all_it_may_accept
     assert prepare(engine, plain) == MOST_ACCEPTED
     run(engine, plain)
     process(engine, verify, result)
-    engine.use(PLAIN)
+    engine.use({"policy": "plain"})
     assert prepare(engine, later) == 1
 
 
@@ -230,7 +230,7 @@ def test_whether_speculation_fits_is_asked_of_sglangs_reserve():
 def test_a_batch_that_does_not_fit_is_planned_plain():
     engine = make_engine(THRESHOLD)
     engine.release.fits = False
-    assert engine.plan(make_batch()).decision.reason is SwitchReason.KV_PRESSURE
+    assert engine.plan(make_batch()).decision.reason is Reason.KV_PRESSURE
 
 
 def test_preparations_nest():
@@ -275,7 +275,7 @@ def test_a_plain_step_knows_its_lengths_unless_a_verify_result_is_outstanding():
     result = run(engine, verify)
     prepare(engine, behind)
     process(engine, verify, result)
-    engine.use(PLAIN)
+    engine.use({"policy": "plain"})
     prepare(engine, steady)
     assert behind.plan.host_seq_lens is None
     assert steady.plan.host_seq_lens.tolist() == [FIRST_LENGTH] * 3
@@ -429,7 +429,7 @@ def test_a_model_that_can_not_be_served_is_refused_before_anything_is_built(sett
 def test_a_server_without_plain_graphs_refuses_a_policy_that_needs_them(wanted):
     engine = make_engine(SPEC)
     with pytest.raises(Refusal) as caught:
-        engine.use(wanted)
+        engine.use(json.loads(wanted.to_json()))
     assert "can't run plain steps" in caught.value.what
     assert "'spec'" in caught.value.why
     assert "'threshold'" in caught.value.remedy
@@ -440,7 +440,7 @@ def test_a_server_without_plain_graphs_refuses_a_policy_that_needs_them(wanted):
 def test_a_server_that_let_the_draft_go_refuses_to_return_to_it(wanted):
     engine = make_engine(PLAIN)
     with pytest.raises(Refusal) as caught:
-        engine.use(wanted)
+        engine.use(json.loads(wanted.to_json()))
     assert "can't return to speculation" in caught.value.what
     assert "'plain'" in caught.value.why
     assert "'threshold'" in caught.value.remedy
@@ -451,14 +451,21 @@ def test_a_server_that_let_the_draft_go_refuses_to_return_to_it(wanted):
 def test_new_settings_hold_from_the_next_step(wanted, slots):
     engine = make_engine(THRESHOLD)
     step(engine)
-    engine.use(wanted)
+    engine.use(json.loads(wanted.to_json()))
     assert step(engine) == slots
     assert engine.snapshot()["policy"] == wanted.policy
 
 
+def test_a_held_server_goes_back_to_what_it_was():
+    engine = make_engine(THRESHOLD)
+    engine.use({"policy": "plain"})
+    engine.use({"policy": "threshold"})
+    assert engine.settings == THRESHOLD
+
+
 def test_the_same_fixed_policy_may_be_asked_for_again():
     for settings in (PLAIN, SPEC):
-        make_engine(settings).use(settings)
+        make_engine(settings).use(json.loads(settings.to_json()))
 
 
 def test_a_snapshot_is_plain_json():
@@ -467,7 +474,7 @@ def test_a_snapshot_is_plain_json():
     snapshot = json.loads(json.dumps(engine.snapshot()))
     assert snapshot == engine.snapshot()
     assert snapshot["policy"] == "threshold"
-    assert json.loads(snapshot["settings"]) == {"disable_batch_threshold": 4, "min_dwell_steps": 1}
+    assert snapshot["settings"] == engine.settings.effective()
     assert snapshot["plain_memory_gib"] == 1.25
     assert snapshot["plain_graph_sizes"] == [1, 2, 4]
     assert snapshot["steps"] == {"spec": 1, "plain": 0}

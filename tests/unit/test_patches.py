@@ -6,7 +6,7 @@ import pytest
 from sglang_adaptive_spec.patches import PATCHES
 
 from sglang_adaptive_spec.engine.steps import StepPlan
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 
 WITHOUT_ENGINE = SimpleNamespace(engine=None)
 
@@ -105,7 +105,7 @@ def resolve(plan: StepPlan | None, *, needs_cpu: bool = True) -> tuple[SimpleNam
 
 
 def plan(mode: Mode, host_seq_lens=None) -> StepPlan:
-    return StepPlan(Decision(mode, SwitchReason.FIXED), 2, prepared=mode, host_seq_lens=host_seq_lens)
+    return StepPlan(Decision(mode, Reason.FIXED), 2, prepared=mode, host_seq_lens=host_seq_lens)
 
 
 @pytest.mark.parametrize("needs_cpu", [True, False])

@@ -71,3 +71,13 @@ def test_an_unexpected_failure_of_the_activation_ends_the_process(error, monkeyp
     with pytest.raises(SystemExit):
         register()
     assert repr(error) in capsys.readouterr().err
+
+
+def test_settings_without_the_switch_are_pointed_out(activations, monkeypatch, capsys):
+    monkeypatch.setenv("SGLANG_ADAPTIVE_SPEC_CONFIG", '{"policy": "plain"}')
+    register()
+    assert activations == []
+    assert "SGLANG_ADAPTIVE_SPEC is not: the plugin is off" in capsys.readouterr().err
+    monkeypatch.setenv(ENABLE_VARIABLE, "0")
+    register()
+    assert capsys.readouterr().err == ""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_adaptive_spec.config import Settings
-from sglang_adaptive_spec.modes import Decision, Mode, SwitchReason
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import (
     AlternatePolicy,
     FixedPolicy,
@@ -92,12 +92,12 @@ def test_a_threshold_of_one_speculates_for_a_lone_request_only():
 @pytest.mark.parametrize(
     ("running", "mode", "steps", "expected", "reason"),
     [
-        (9, Mode.SPEC, 4, Mode.PLAIN, SwitchReason.LOAD_ROSE),
-        (9, Mode.SPEC, 3, Mode.SPEC, SwitchReason.DWELL),
-        (6, Mode.PLAIN, 4, Mode.SPEC, SwitchReason.LOAD_FELL),
-        (6, Mode.PLAIN, 3, Mode.PLAIN, SwitchReason.DWELL),
-        (7, Mode.SPEC, 9, Mode.SPEC, SwitchReason.STEADY),
-        (7, Mode.PLAIN, 9, Mode.PLAIN, SwitchReason.STEADY),
+        (9, Mode.SPEC, 4, Mode.PLAIN, Reason.LOAD_ROSE),
+        (9, Mode.SPEC, 3, Mode.SPEC, Reason.DWELL),
+        (6, Mode.PLAIN, 4, Mode.SPEC, Reason.LOAD_FELL),
+        (6, Mode.PLAIN, 3, Mode.PLAIN, Reason.DWELL),
+        (7, Mode.SPEC, 9, Mode.SPEC, Reason.STEADY),
+        (7, Mode.PLAIN, 9, Mode.PLAIN, Reason.STEADY),
     ],
 )
 def test_each_decision_says_why(running, mode, steps, expected, reason):
@@ -147,7 +147,7 @@ def test_after_a_dwell_at_or_below_the_resume_threshold_the_mode_is_spec(case):
 @pytest.mark.parametrize("mode", Mode)
 def test_a_fixed_policy_never_leaves_its_mode(mode):
     made = decisions(FixedPolicy(mode), [0, 1, 500, 1, 500])
-    assert made == [Decision(mode, SwitchReason.FIXED)] * 5
+    assert made == [Decision(mode, Reason.FIXED)] * 5
 
 
 @pytest.mark.parametrize(("period", "expected"), [(1, "spspspsp"), (2, "ssppsspp"), (3, "sssp" + "ppss")])
@@ -156,7 +156,7 @@ def test_alternate_flips_every_period_whatever_the_load(period, expected):
 
 
 def test_alternate_calls_its_flips_forced():
-    assert decisions(AlternatePolicy(1), [1, 1])[1] == Decision(Mode.PLAIN, SwitchReason.FORCED)
+    assert decisions(AlternatePolicy(1), [1, 1])[1] == Decision(Mode.PLAIN, Reason.FORCED)
 
 
 # --- what the engine asks of a policy --------------------------------------------------------------------

@@ -30,7 +30,7 @@ OFF = (
 def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -> SimpleNamespace:
     values = dict.fromkeys(OFF, False)
     values |= {"tp_size": 1, "pp_size": 1, "dp_size": 1, "lora_paths": None, "disaggregation_mode": "null"}
-    values |= {"speculative_algorithm": algorithm, "enable_multimodal": None}
+    values |= {"speculative_algorithm": algorithm, "enable_multimodal": None, "max_running_requests": 256}
     config = {"is_multimodal": False, "is_hybrid_swa": False, "is_encoder_decoder": False}
     config = SimpleNamespace(**{**config, "attention_arch": SimpleNamespace(name="MHA"), **(model or {})})
     return SimpleNamespace(**{**values, **changed}, get_model_config=lambda: config)
@@ -112,3 +112,14 @@ def test_eagle3_hidden_states_are_refused_where_modes_would_mix(settings):
 )
 def test_hidden_states_are_served_where_they_are_all_of_one_kind(algorithm, settings):
     refuse_unserved(arguments(algorithm, enable_return_hidden_states=True), settings)
+
+
+@pytest.mark.parametrize(("most", "refused"), [(8, True), (9, False), (48, False), (None, False)])
+def test_a_threshold_out_of_reach_is_refused(most, refused):
+    if not refused:
+        refuse_unserved(arguments(max_running_requests=most), Settings(disable_batch_threshold=8))
+        return
+    with pytest.raises(Refusal) as caught:
+        refuse_unserved(arguments(max_running_requests=most), Settings(disable_batch_threshold=8))
+    assert "out of reach" in caught.value.what
+    assert "--max-running-requests above 8" in caught.value.remedy
