@@ -64,6 +64,12 @@ class AdaptiveEngine:
                 from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
 
                 rows, context_tokens = self.release.rows_in_all(worker), self.release.context_tokens(worker)
+                if chunk_tokens >= context_tokens:
+                    raise Refusal(
+                        f"{chunk_tokens} tokens are to wait for the draft, of a context of {context_tokens}.",
+                        "Catching up takes the room of that many tokens, so it would never come to it.",
+                        "Choose a smaller --adaptive-spec-catch-up-tokens.",
+                    )
                 self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
         return self.runtime
 
@@ -141,7 +147,10 @@ class AdaptiveEngine:
                 return self._run_plain(worker, batch, publish)
             except Exception as error:
                 self.controller.fault("a plain step failed", error)
-                self._prepare_for_spec(batch, prepare)
+            if not self._spec_fits(batch):
+                # There is no room to run it as SGLang would; what failed once may go well the next time.
+                return self._run_plain(worker, batch, publish)
+            self._prepare_for_spec(batch, prepare)
         self._before_draft(worker, batch)
         self._unresolved_spec_steps += 1
         return upstream()
@@ -160,26 +169,25 @@ class AdaptiveEngine:
         if self._ledger is None or not self._ledger.waits(self.release.rows(batch)):
             return
         plan = self.release.plan_of(batch)
-        assert plan is not None
-        try:
-            # Known: something waits only after plain steps, and those leave no length open.
-            self._catch_up(worker, batch, self.release.draft_input(batch), plan.host_seq_lens)
-        except Exception as error:
-            # The draft is behind then, which costs acceptance, not tokens.
-            self.controller.fault("the draft could not catch up", error)
-            self._ledger.saw_all(self.release.rows(batch))
+        # Known: what can wait was put there by plain steps, and those leave no length open.
+        self._catch_up(worker, batch, self.release.draft_input(batch), plan and plan.host_seq_lens)
 
     def _catch_up(self, worker: Any, batch: Any, draft_input: Any, lengths: Any) -> None:
         assert self.runtime is not None
         assert self._ledger is not None
         rows = self.release.rows(batch)
-        starts, counts = self._ledger.due(rows, lengths)
-        tokens = int(counts.sum())
-        if tokens:
-            self.release.catch_up(worker, self.runtime, batch, draft_input, (starts, counts))
+        try:
+            starts, counts = self._ledger.due(rows, lengths)
+            tokens = int(counts.sum())
+            if tokens:
+                self.release.catch_up(worker, self.runtime, batch, draft_input, (starts, counts))
+                self.catch_ups += 1
+                self.catch_up_tokens += tokens
             self._ledger.saw_all(rows[counts > 0])
-            self.catch_ups += 1
-            self.catch_up_tokens += tokens
+        except Exception as error:
+            # The draft stays behind then, which costs acceptance, not tokens.
+            self.controller.fault("the draft could not catch up", error)
+            self._ledger.saw_all(rows)
 
     def _prepare_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
         planned = self.release.plan_of(batch)

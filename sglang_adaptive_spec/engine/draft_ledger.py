@@ -48,8 +48,9 @@ class DraftLedger:
         return bool(full.any())
 
     def waits(self, rows: torch.Tensor) -> bool:
-        """Whether anything waits in these rows."""
-        return bool((self._starts[rows] != _NONE).any())
+        """Whether anything waits in these rows that a catch-up has room for."""
+        starts = self._starts[rows]
+        return bool(((starts != _NONE) & (starts <= self._last_start)).any())
 
     def due(self, rows: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What a catch-up has to cover.

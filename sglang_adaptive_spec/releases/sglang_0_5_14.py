@@ -25,6 +25,9 @@ from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unserved
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
 
+_LOGITS_BYTES = 2**30
+_BYTES_A_LOGIT = 6  # in the model's 16 bits, and once more in float32
+
 _RESULT_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 
 # What a plain step or a catch-up changes on the batch, restored before anything else looks at it.
@@ -52,12 +55,14 @@ class DraftSync:
     Attributes:
         attn_backend: The draft's attention backend for catch-ups; None for the one it has.
         ring: What waits.
-        launch_tokens: The most tokens that SGLang's buffers hold in one eager forward of the draft.
+        launch_tokens: The most tokens of one catch-up forward.
+        context_tokens: The model's longest sequence.
     """
 
     attn_backend: Any
     ring: HiddenRing
     launch_tokens: int
+    context_tokens: int
 
 
 class Sglang0514:
@@ -230,7 +235,7 @@ class Sglang0514:
             dtype=EagleDraftExtendInput.dtype_for(draft),
             device=worker.device,
         )
-        return DraftSync(attn_backend, ring, _eager_tokens(draft.draft_runner))
+        return DraftSync(attn_backend, ring, _launch_tokens(draft.draft_runner), self.context_tokens(worker))
 
     def rows_in_all(self, worker: Any) -> int:
         return int(worker.req_to_token_pool.req_to_token.shape[0])
@@ -288,9 +293,12 @@ class Sglang0514:
         starts, counts = due
         width = min(sync.ring.chunk_tokens, int(counts.max()), max(1, sync.launch_tokens // len(batch.reqs)))
         # One launch, unless SGLang's buffers are too small for all that waits.
-        while bool((counts > 0).any()):
-            now = counts.clamp(min=0, max=width)
-            self._extend_draft(worker, sync, batch, draft_input, (starts, now), width)
+        while bool((pending := counts > 0).any()):
+            # Every row of a launch spans its width, which must not reach past the context.
+            span = min(width, int(counts.max()), sync.context_tokens - int(starts[pending].max()))
+            now = counts.clamp(max=span)
+            within = torch.where(pending, starts, starts.clamp(max=sync.context_tokens - span))
+            self._extend_draft(worker, sync, batch, draft_input, (within, now), span)
             starts, counts = starts + now, counts - now
 
     def _extend_draft(
@@ -525,12 +533,20 @@ def _catching_up(draft: Any, sync: DraftSync, width: int) -> Iterator[None]:
         yield
 
 
-def _eager_tokens(runner: Any) -> int:
-    """What ``EagerRunner`` sizes its input buffers to: the larger of a prefill and a widest step of every request."""
+def _launch_tokens(runner: Any) -> int:
+    """The most tokens that one eager forward of the draft can take, and should.
+
+    ``EagerRunner`` sizes its input buffers to the larger of a prefill and a widest step of every request. A
+    draft-extend computes logits for each token, which nothing at start has reckoned with: their memory is bounded
+    unless a step of SGLang's own takes more.
+    """
     arguments = runner.server_args
     chunked = arguments.chunked_prefill_size and arguments.chunked_prefill_size > 0
     prefill = arguments.max_prefill_buffer_tokens() if chunked else runner.max_total_num_tokens
-    return max(int(prefill), int(runner.max_running_requests * arguments.max_speculative_num_draft_tokens))
+    widest_step = int(runner.max_running_requests * arguments.max_speculative_num_draft_tokens)
+    config = runner.model_config.hf_config
+    vocab_size = getattr(config, "draft_vocab_size", None) or runner.model_config.vocab_size
+    return max(widest_step, min(int(prefill), _LOGITS_BYTES // (_BYTES_A_LOGIT * int(vocab_size))))
 
 
 def _hand_over_read_done(target: Any, draft: Any) -> None:

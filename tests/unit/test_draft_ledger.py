@@ -52,6 +52,7 @@ def test_close_to_the_context_limit_there_is_no_room_to_catch_up():
     due = [account.note(at(1), at(CONTEXT - CHUNK + 1 + k)) for k in range(CHUNK - 1)]
     starts, counts = account.due(at(1), at(CONTEXT))
     assert not any(due)
+    assert not account.waits(at(1))
     assert counts.tolist() == [0]
     assert starts.item() + CHUNK <= CONTEXT
     assert account.true_length(1, CONTEXT) == CONTEXT - CHUNK + 1

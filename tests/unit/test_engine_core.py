@@ -299,7 +299,8 @@ def test_a_failed_plain_step_is_run_again_speculatively():
     assert prepare(engine, batch) == 1
     assert run(engine, batch).mode is Mode.SPEC
     assert engine.release.ran == ["plain decode", "reserve for spec", "sglang"]
-    assert engine.release.reserve_seen == [SGLANG_RESERVE]
+    # Once to see whether there is room, once to take it.
+    assert engine.release.reserve_seen == [SGLANG_RESERVE] * 2
 
 
 def test_a_step_behind_a_repeated_one_covers_all_it_may_accept():
@@ -558,6 +559,53 @@ def test_a_failed_catch_up_costs_acceptance_and_no_request():
     engine.release.catch_up_error = RuntimeError("no kernel")
     grow(engine, 4)
     assert engine.release.ran == ["plain decode"] * 2 + ["sglang"] * 2
+    assert engine.controller.faults == 1
+
+
+def test_a_failed_catch_up_leaves_the_result_of_its_plain_step():
+    engine = flipping_engine(CHUNK)
+    engine.release.catch_up_error = RuntimeError("no memory")
+    length = grow(engine, CHUNK - 1)
+    batch = make_batch()
+    batch.lengths += length - FIRST_LENGTH
+    prepare(engine, batch)
+    assert run(engine, batch).mode is Mode.PLAIN
+    assert engine.controller.faults == 1
+
+
+def test_near_the_context_limit_nothing_waits_for_lengths_that_nobody_knows():
+    """Overlap leaves a verify result outstanding at the second speculative step, and no host-known lengths."""
+    engine = flipping_engine(2)
+    grow(engine, 2, length=1000 - CHUNK + 1)
+    first, second = make_batch(), make_batch()
+    for batch in (first, second):
+        prepare(engine, batch)
+        run(engine, batch)
+    assert second.plan.host_seq_lens is None
+    assert engine.controller.faults == 0
+
+
+def test_a_chunk_as_long_as_the_context_is_refused():
+    with pytest.raises(Refusal, match="1000 tokens are to wait"):
+        make_engine(Settings(policy="alternate", catch_up_tokens=1000))
+
+
+def test_a_failed_plain_step_without_room_to_speculate_is_tried_again():
+    engine = make_engine(THRESHOLD)
+    engine.release.fits = False
+    batch = make_batch()
+    assert prepare(engine, batch) == 1
+    failures = iter([RuntimeError("once")])
+    original = engine.release.run_plain_decode
+
+    def flaky(*arguments):
+        for error in failures:
+            raise error
+        return original(*arguments)
+
+    engine.release.run_plain_decode = flaky
+    assert run(engine, batch).mode is Mode.PLAIN
+    assert engine.release.ran == ["plain decode"]
     assert engine.controller.faults == 1
 
 
