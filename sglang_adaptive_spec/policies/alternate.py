@@ -5,26 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation
+from sglang_adaptive_spec.policies.base import Observation, Switching
 
 
 @dataclass(frozen=True)
-class AlternatePolicy:
+class AlternatePolicy(Switching):
     """Each mode lasts ``period_steps`` decode steps, whatever the load."""
 
     period_steps: int
-
-    @property
-    def returns_to_spec(self) -> bool:
-        return True
-
-    @property
-    def needs_plain(self) -> bool:
-        return True
-
-    @property
-    def initial_mode(self) -> Mode:
-        return Mode.SPEC
 
     def decide(self, seen: Observation) -> Decision:
         if seen.steps_in_mode < self.period_steps:

@@ -40,3 +40,11 @@ class Policy(Protocol):
 
     def decide(self, seen: Observation) -> Decision:
         """Choose the mode of the step being prepared."""
+
+
+class Switching:
+    """What policies that use both modes have in common."""
+
+    returns_to_spec = True
+    needs_plain = True
+    initial_mode = Mode.SPEC

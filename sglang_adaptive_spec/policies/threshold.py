@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation
+from sglang_adaptive_spec.policies.base import Observation, Switching
 
 
 @dataclass(frozen=True)
-class ThresholdPolicy:
+class ThresholdPolicy(Switching):
     """Hysteresis over the number of running requests.
 
     Attributes:
@@ -21,18 +21,6 @@ class ThresholdPolicy:
     disable_above_requests: int
     resume_at_requests: int
     min_dwell_steps: int
-
-    @property
-    def returns_to_spec(self) -> bool:
-        return True
-
-    @property
-    def needs_plain(self) -> bool:
-        return True
-
-    @property
-    def initial_mode(self) -> Mode:
-        return Mode.SPEC
 
     def decide(self, seen: Observation) -> Decision:
         wanted = Decision(seen.mode, Reason.STEADY)
