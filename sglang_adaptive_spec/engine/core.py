@@ -37,6 +37,7 @@ class AdaptiveEngine:
         # What a server that was held in one mode goes back to.
         self._by_load = settings
         self.release = release
+        self._server_args = server_args
         self.controller = Controller(policy)
         self.runtime: PlainRuntime | None = None
         self._keeps_draft = policy.returns_to_spec
@@ -242,6 +243,7 @@ class AdaptiveEngine:
                 "Restart it; the log says what failed.",
             )
         settings = self._by_load.with_changes(asked)
+        self.release.check_reach(self._server_args, settings)
         policy: Policy = make_policy(settings)
         if policy.needs_plain and self.runtime is None:
             raise Refusal(

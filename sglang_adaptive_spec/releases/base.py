@@ -58,6 +58,13 @@ class Release(Protocol):
             Refusal: what can't be served, why, and what to do.
         """
 
+    def check_reach(self, server_args: Any, settings: Settings) -> None:
+        """Refuse settings that no load could bring into play.
+
+        Raises:
+            Refusal: what can't happen, why, and what to do.
+        """
+
     def speculates(self, server_args: Any) -> bool:
         """Whether the server was started with a speculative algorithm."""
 

@@ -81,7 +81,7 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
             "needs another way that is not built yet.",
             "Use EAGLE, EAGLE3 or NEXTN, or start without this plugin.",
         )
-    _refuse_unreachable(server_args.max_running_requests, settings)
+    refuse_unreachable(server_args, settings)
     found = [feature for feature in _UNSERVED if feature.asked(server_args)]
     found += _unserved_models(server_args)
     found += _unserved_hidden_states(server_args, settings)
@@ -95,7 +95,13 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
         )
 
 
-def _refuse_unreachable(most_requests: int | None, settings: Settings) -> None:
+def refuse_unreachable(server_args: Any, settings: Settings) -> None:
+    """Refuse a threshold that the number of running requests never exceeds.
+
+    Raises:
+        Refusal: naming both numbers.
+    """
+    most_requests = server_args.max_running_requests
     if settings.policy != "threshold" or most_requests is None or settings.threshold_requests < most_requests:
         return
     raise Refusal(

@@ -20,7 +20,7 @@ from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.base import PlainRuntime
-from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unserved
+from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
 
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
@@ -123,6 +123,9 @@ class Sglang0514:
 
     def preflight(self, server_args: Any, settings: Settings) -> None:
         refuse_unserved(server_args, settings)
+
+    def check_reach(self, server_args: Any, settings: Settings) -> None:
+        refuse_unreachable(server_args, settings)
 
     def speculates(self, server_args: Any) -> bool:
         return server_args.speculative_algorithm is not None

@@ -45,6 +45,10 @@ class FakeRelease:
         self.catch_up_error: Exception | None = None
         self.worker_refusal: Refusal | None = None
 
+    def check_reach(self, server_args, settings):
+        if settings.disable_batch_threshold == 99:
+            raise Refusal("99 is out of reach", "a reason", "a way out")
+
     def most_accepted_tokens(self, server_args):
         return MOST_ACCEPTED
 
@@ -625,3 +629,10 @@ def test_a_server_that_never_takes_plain_steps_counts_by_results():
     process(engine, batch, SimpleNamespace(mode=Mode.SPEC, tokens=5))
     assert engine.snapshot()["steps"] == {"spec": 1, "plain": 0}
     assert engine.snapshot()["tokens"]["spec"] == 5
+
+
+def test_a_threshold_out_of_reach_is_refused_on_a_running_server():
+    engine = make_engine(THRESHOLD)
+    with pytest.raises(Refusal, match="out of reach"):
+        engine.use({"disable_batch_threshold": 99})
+    assert engine.settings == THRESHOLD
