@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.load import Request, differences, run_load
 from tests.engine.serving import CHAIN, SPECULATION, Server, serve
 from tests.models.prompts import heldout_prompts
 
@@ -50,20 +49,22 @@ def test_a_plain_step_takes_whole_pages_only_when_one_is_full(tmp_path: Path) ->
 
 
 def test_a_pool_too_small_to_speculate_serves_plainly(tmp_path: Path, plain_server: Server) -> None:
-    # The same request eight times, so that all of them need the most at the same step.
-    load = [Request(heldout_prompts(1, seed=6, max_size=12)[0], 96, 0.0)] * 8
-    answer = plain_server.generate(load[0].text, max_new_tokens=96, ignore_eos=True)
-    wanted = [answer["output_ids"]] * len(load)
+    # The same request eight times in one call, so that all of them need the most at the same step.
+    requests, new_tokens = 8, 96
+    [prompt] = heldout_prompts(1, seed=6, max_size=12)
+    sampling = {"max_new_tokens": new_tokens, "ignore_eos": True}
+    answer = plain_server.generate(prompt, **sampling)
     # They fit to their last token, and speculation's reserve of 8 slots a request does not.
-    slots = (answer["meta_info"]["prompt_tokens"] + 96 + 2) * len(load)
+    slots = (answer["meta_info"]["prompt_tokens"] + new_tokens + 2) * requests
     arguments = [*SPECULATION, *CHAIN, f"--max-total-tokens={slots}", "--disable-radix-cache"]
     # Admit requests as if they stopped early, so that all of them run at once.
     arguments += ["--schedule-conservativeness=0.1"]
     settings = {"disable_batch_threshold": 31, "min_dwell_steps": 1}
     with serve(tmp_path / "log", arguments, settings=settings) as server:
-        tokens = run_load(server, load)
+        body = {"text": [prompt] * requests, "sampling_params": {"temperature": 0, **sampling}}
+        answers = server.client.post("/generate", json=body).raise_for_status().json()
         state = server.state()
-        assert differences(load, wanted, tokens) == []
+        assert [got["output_ids"] for got in answers] == [answer["output_ids"]] * requests
         assert state["switches_by_reason"].get("too few free KV slots to speculate", 0) >= 1, state
         assert state["steps"]["plain"] > 0
         assert "Retract" not in server.log
