@@ -52,7 +52,9 @@ class Server:
     client: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
-        self.client = httpx.Client(base_url=self.process.url, timeout=120)
+        # A connection each: the server closes idle ones after a while, perhaps just as a request is sent on one.
+        each_its_own = httpx.Limits(max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=self.process.url, timeout=120, limits=each_its_own)
 
     def generate(self, text: str, **sampling: Any) -> dict[str, Any]:
         """One greedy completion through /generate; other request fields go in ``extra``."""
