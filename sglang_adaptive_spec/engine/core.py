@@ -60,11 +60,11 @@ class AdaptiveEngine:
         self.release.check_worker(worker)
         if self.controller.policy.needs_plain:
             chunk_tokens = self.settings.catch_up_tokens if self._keeps_draft else None
-            self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
             if chunk_tokens is not None:
                 from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
 
                 rows, context_tokens = self.release.rows_in_all(worker), self.release.context_tokens(worker)
+                # Before minutes of graph capture, not after.
                 if chunk_tokens >= context_tokens:
                     raise Refusal(
                         f"{chunk_tokens} tokens are to wait for the draft, of a context of {context_tokens}.",
@@ -72,6 +72,7 @@ class AdaptiveEngine:
                         "Choose a smaller --adaptive-spec-catch-up-tokens.",
                     )
                 self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
+            self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
         return self.runtime
 
     # --- preparation -------------------------------------------------------------------------------------
