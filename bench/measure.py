@@ -153,6 +153,7 @@ class Bench:
             "step_ms": round(1000 * decode_s / steps, 5),
             "verify_steps": verify_steps,
             "plugin_steps": plugin_steps,
+            "plugin_times": plugin_times(before, after),
         }
 
     def _generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, list[dict[str, Any]]]:
@@ -193,6 +194,24 @@ class Bench:
         draw = random.Random(f"{concurrency}/{repeat}")
         size = self._task.input_tokens
         return [[draw.randrange(2, self._task.vocab_size) for _ in range(size)] for _ in range(concurrency)]
+
+
+def plugin_times(before: Served, after: Served) -> dict[str, Any] | None:
+    """What the plugin's own clock says of the steps between two states, in ms; None without the plugin.
+
+    A switch has the time of its first step, from the last result in the mode before it.
+    """
+    if after.plugin is None or before.plugin is None:
+        return None
+    start = sum(before.plugin["steps"].values())
+    switches = [s for s in after.plugin["last_switches"] if s["step"] >= start and s["first_step_seconds"] is not None]
+    return {
+        "step_ms": {mode: s and round(1000 * s, 4) for mode, s in after.plugin["step_seconds"].items()},
+        "switch_ms": {
+            mode: [round(1000 * s["first_step_seconds"], 4) for s in switches if s["to"] == mode]
+            for mode in ("plain", "spec")
+        },
+    }
 
 
 def percentile(values: list[float], percent: float) -> float:

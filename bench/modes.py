@@ -103,6 +103,8 @@ MODES: dict[str, BenchMode] = {
             # The default, and how it was chosen.
             for suffix, catch_up in (("", {}), *((f"-{n}", {"catch_up_tokens": n}) for n in (4, 32, 64)))
         ),
+        # What a switch costs: as many tokens wait for the draft as the default lets wait.
+        BenchMode("ours-alternate", plugin={"policy": "alternate", "alternate_period_steps": 32}),
         BenchMode("upstream-zero", arguments={"speculative_adaptive": True}, upstream_table=ZERO_STEP_TABLE),
         BenchMode("upstream-adaptive", arguments={"speculative_adaptive": True}),
     )
@@ -184,6 +186,8 @@ def complaints_about_mode(
         spec > _SETTLING_STEPS or plain < output_tokens - 1 - most_settled_tokens
     ):
         found.append(f"{ran}: not plain by load")
+    if mode.name == "ours-alternate" and not (plain and spec):
+        found.append(f"{ran}: no switch")
     return found
 
 

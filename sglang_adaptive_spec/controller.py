@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_adaptive_spec.clock import StepTime
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Observation, Policy
 
@@ -19,7 +20,7 @@ _PRESSURE_STEPS = 16
 """Steps that stay plain once KV slots ran short: each return costs the draft a catch-up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Switch:
     """One change of mode.
 
@@ -27,6 +28,8 @@ class Switch:
         step: Decode step that was the first in the new mode, counted from the start of the server.
         running_requests: Requests in that step's batch.
         at_seconds: Unix time.
+        first_step_seconds: What that step took, with all that the switch entailed, such as the draft catching up;
+            None until its result was processed, and where a prefill came between.
     """
 
     step: int
@@ -35,6 +38,7 @@ class Switch:
     reason: Reason
     running_requests: int
     at_seconds: float
+    first_step_seconds: float | None = None
 
 
 class Controller:
@@ -120,6 +124,14 @@ class Controller:
                 exc_info=error,
             )
 
+    def note_time(self, timed: StepTime) -> None:
+        """Keep what the first step of a switch took."""
+        if timed.after is timed.mode:
+            return
+        for switch in self.switches:
+            if switch.step == timed.number:
+                switch.first_step_seconds = timed.seconds
+
     @property
     def can_drop_to_plain(self) -> bool:
         """Whether a batch that can't speculate for want of KV slots may run plain instead."""
@@ -150,6 +162,7 @@ class Controller:
                     "reason": s.reason.value,
                     "running_requests": s.running_requests,
                     "at_seconds": s.at_seconds,
+                    "first_step_seconds": s.first_step_seconds,
                 }
                 for s in self.switches
             ],

@@ -103,9 +103,7 @@ class Display(AbstractContextManager["Display"]):
         rows.add_column(no_wrap=True)
         accept = "-" if now.accept_length is None else f"{now.accept_length:.2f}"
         rows.add_row("batch size", str(now.running), sparkline([m.running for m in recent]))
-        rows.add_row(
-            "tokens/s", f"{now.tokens_per_second:.0f}", sparkline([m.tokens_per_second for m in recent])
-        )
+        rows.add_row("tokens/s", f"{now.tokens_per_second:.0f}", sparkline([m.tokens_per_second for m in recent]))
         rows.add_row("accept length", accept, sparkline([m.accept_length for m in recent]))
         rows.add_row("mode", "", Text.assemble(*(("█", COLOURS[m.mode]) for m in recent)))
         return Panel(Group(facts, Text(), rows), title=self._title, title_align="left", expand=False)

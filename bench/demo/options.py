@@ -52,9 +52,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
 
     def add(flag: str, kind: type, default: object, unit: str, text: str) -> None:
-        parser.add_argument(
-            flag, type=kind, default=default, metavar=unit, help=f"{text} (default: %(default)s)"
-        )
+        parser.add_argument(flag, type=kind, default=default, metavar=unit, help=f"{text} (default: %(default)s)")
 
     add("--model-path", Path, MODELS / "target", "DIR", "target model")
     add("--draft-path", Path, MODELS / "draft", "DIR", "its EAGLE3 draft")
@@ -89,9 +87,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
             f"{options.threshold} it returns at {options.resume} requests or fewer"
         )
     if not options.high > options.threshold:
-        parser.error(
-            f"--high {options.high} is not above --threshold {options.threshold}: nothing to switch for"
-        )
+        parser.error(f"--high {options.high} is not above --threshold {options.threshold}: nothing to switch for")
     for what, path in (("target", options.model_path), ("draft", options.draft_path)):
         if not (path / "config.json").is_file():
             parser.error(f"no {what} model in {path}: there is no config.json")

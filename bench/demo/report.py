@@ -56,9 +56,7 @@ def sample_at(samples: Sequence[Sample], moment: float) -> Sample:
 
 def phase_rows(outcome: Outcome) -> list[PhaseRow]:
     rows = []
-    for index, (phase, (begin, end)) in enumerate(
-        zip(outcome.trace, pairwise(outcome.boundaries), strict=True)
-    ):
+    for index, (phase, (begin, end)) in enumerate(zip(outcome.trace, pairwise(outcome.boundaries), strict=True)):
         before, after = sample_at(outcome.samples, begin), sample_at(outcome.samples, end)
         answers = [answer for answer in outcome.answers if answer.phase == index]
         switches = [switch for switch in outcome.switches if begin <= switch.at < end]
@@ -119,9 +117,7 @@ def complaints(outcome: Outcome) -> list[str]:
             f"it switches above {outcome.threshold}."
         )
     elif (PLAIN, SPEC) not in seen:
-        found.append(
-            f"The server never came back from plain to spec: it does at {outcome.resume} requests or fewer."
-        )
+        found.append(f"The server never came back from plain to spec: it does at {outcome.resume} requests or fewer.")
     if not outcome.answers:
         found.append("No request was answered.")
     wrong = [answer for answer in outcome.answers if answer.difference is not None]
@@ -172,9 +168,7 @@ def plot(outcome: Outcome, path: Path, title: str) -> None:
         ):
             load.axhline(level, color=_MUTED, linewidth=0.8, linestyle=(0, (4, 3)))
             offset = (-4, 2) if level == outcome.threshold else (-4, -10)
-            load.annotate(
-                text, (last, level), xytext=offset, textcoords="offset points", ha="right", fontsize=8
-            )
+            load.annotate(text, (last, level), xytext=offset, textcoords="offset points", ha="right", fontsize=8)
         load.set_ylabel("running requests")
 
         middles = [(one + other) / 2 for one, other in pairwise(seconds)]
@@ -202,7 +196,5 @@ def plot(outcome: Outcome, path: Path, title: str) -> None:
 def _draw_accept(axes: Any, middles: Sequence[float], samples: Sequence[Sample]) -> None:
     nothing = float("nan")  # a gap in the line
     lengths = [accept_length(one, other) for one, other in pairwise(samples)]
-    axes.plot(
-        middles, [nothing if n is None else n for n in lengths], color="#1f4e79", marker=".", markersize=5
-    )
+    axes.plot(middles, [nothing if n is None else n for n in lengths], color="#1f4e79", marker=".", markersize=5)
     axes.set_ylabel("accept length\n(tokens per verify)")

@@ -101,9 +101,7 @@ def run(options: Options, logs: Path, console: Console) -> int:
     device = "GPU" if options.on_gpu else "CPU"
 
     def server(name: str, draft: Path | None) -> Server:
-        arguments = server_arguments(
-            options.model_path, draft, options.threshold, options.on_gpu, options.server_args
-        )
+        arguments = server_arguments(options.model_path, draft, options.threshold, options.on_gpu, options.server_args)
         environment = server_environment(os.environ, draft is not None, options.on_gpu)
         return Server(name, arguments, environment, logs / f"{name}.log")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sglang_adaptive_spec.clock import StepClock
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
@@ -39,6 +40,7 @@ class AdaptiveEngine:
         self.release = release
         self._server_args = server_args
         self.controller = Controller(policy)
+        self.clock = StepClock()
         self.runtime: PlainRuntime | None = None
         self._keeps_draft = policy.returns_to_spec
         self._ledger: DraftLedger | None = None
@@ -140,22 +142,34 @@ class AdaptiveEngine:
             prepare: SGLang's own preparation of a decode batch, for a fallback.
         """
         if not self.release.is_decode(batch):
+            self.clock.interrupted()
             return self._run_prefill(worker, batch, publish, upstream)
         mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
         if complaint:
             self.controller.fault(complaint)
         if mode is Mode.PLAIN:
             try:
-                return self._run_plain(worker, batch, publish)
+                return self._launch_plain(worker, batch, publish)
             except Exception as error:
                 self.controller.fault("a plain step failed", error)
             if not self._spec_fits(batch):
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
-                return self._run_plain(worker, batch, publish)
+                return self._launch_plain(worker, batch, publish)
             self._prepare_for_spec(batch, prepare)
         self._before_draft(worker, batch)
         self._unresolved_spec_steps += 1
-        return upstream()
+        launched = upstream()
+        self._note_launch(Mode.SPEC, batch)
+        return launched
+
+    def _launch_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
+        launched = self._run_plain(worker, batch, publish)
+        self._note_launch(Mode.PLAIN, batch)
+        return launched
+
+    def _note_launch(self, mode: Mode, batch: Any) -> None:
+        # The step prepared last is the one launched now.
+        self.clock.launched(mode, self.release.batch_size(batch), self.controller.steps.total() - 1)
 
     def _run_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
         assert self.runtime is not None, "no policy asks for plain steps that can't be run"
@@ -223,6 +237,9 @@ class AdaptiveEngine:
         else:
             batch = self.release.as_plain_result_batch(batch)
         processed = upstream(batch)
+        timed = self.clock.processed(mode)
+        if timed is not None:
+            self.controller.note_time(timed)
         if self.runtime is None:
             # Nobody decides where there is nothing to decide, so nobody has counted the step.
             self.controller.steps[mode] += 1
@@ -271,6 +288,7 @@ class AdaptiveEngine:
             "policy": self.settings.policy,
             "settings": self.settings.effective(),
             **self.controller.snapshot(),
+            "step_seconds": {mode.value: self.clock.recent_seconds(mode) for mode in Mode},
             "plain_memory_gib": round(runtime.memory_gib, 3) if runtime else 0.0,
             "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],
             "catch_ups": self.catch_ups,

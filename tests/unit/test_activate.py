@@ -157,8 +157,10 @@ def test_the_release_checks_the_settings_from_the_environment(plugin, monkeypatc
         (
             '{"disable_batch_threshold": 8}',
             (1, 2, 4),
-            ("plain above 8 running requests, spec again at 6; plain graphs: 3 sizes; 1.25 GiB, 2.0 s to build; "
-            "0.50 GiB of it holds 32 tokens a request for the draft; "),
+            (
+                "plain above 8 running requests, spec again at 6; plain graphs: 3 sizes; 1.25 GiB, 2.0 s to build; "
+                "0.50 GiB of it holds 32 tokens a request for the draft; "
+            ),
         ),
         ('{"policy": "plain"}', (), "plain; plain graphs: none, steps run eagerly; 1.25 GiB, 2.0 s to build; "),
         ('{"policy": "spec"}', None, "spec; no plain graphs (not needed); "),

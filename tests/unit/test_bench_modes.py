@@ -39,6 +39,7 @@ RIGHT = {
     "ours-spec": (0, 52, 51),
     "ours-plain": (128, 0, 0),
     **{name: (126, 1, 1) for name in MODES if name.startswith("ours-threshold")},
+    "ours-alternate": (90, 15, 15),
     "upstream-zero": (0, 0, 127),
     "upstream-adaptive": (0, 0, 60),
 }
@@ -71,6 +72,7 @@ def test_right_run_passes(mode: str) -> None:
         ("ours-plain", 128, 0, 51),
         ("ours-threshold", 0, 52, 51),
         ("ours-threshold", 60, 30, 30),
+        ("ours-alternate", 127, 0, 0),
         ("upstream-zero", 0, 0, 51),
         ("upstream-adaptive", 0, 0, 0),
     ],
@@ -97,7 +99,7 @@ def test_inactive_or_faulty_plugin_is_noticed(mode: str) -> None:
     state = served(mode, plain, spec).plugin
     assert state is not None
     right = [output(verified=verified)]
-    for changed in (None, {**state, "faults": 1}, {**state, "policy": "alternate"}):
+    for changed in (None, {**state, "faults": 1}, {**state, "policy": "another"}):
         after = served(mode, adaptive_spec=changed)
         assert complaints_about_mode(MODES[mode], served(mode), after, right, OUTPUT_TOKENS)
 

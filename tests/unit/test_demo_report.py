@@ -37,9 +37,7 @@ START = Sample(
 )
 QUIET = replace(START, at=110.0, running=2, spec_steps=50, spec_tokens=250, verified=100)
 BUSY = replace(QUIET, at=120.0, mode="plain", running=20, plain_steps=150, plain_tokens=3000, switches=1)
-END = replace(
-    BUSY, at=130.0, mode="spec", running=0, spec_steps=100, spec_tokens=490, verified=200, switches=2
-)
+END = replace(BUSY, at=130.0, mode="spec", running=0, spec_steps=100, spec_tokens=490, verified=200, switches=2)
 UP = Switch(step=50, at=111.0, before="spec", after="plain", reason="load", running=20)
 DOWN = Switch(step=200, at=121.0, before="plain", after="spec", reason="load", running=6)
 

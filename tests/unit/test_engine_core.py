@@ -636,3 +636,26 @@ def test_a_threshold_out_of_reach_is_refused_on_a_running_server():
     with pytest.raises(Refusal, match="out of reach"):
         engine.use({"disable_batch_threshold": 99})
     assert engine.settings == THRESHOLD
+
+
+# --- times -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_step_of_a_switch_is_timed():
+    engine = make_engine(Settings(policy="alternate", alternate_period_steps=2))
+    for _ in range(5):
+        step(engine)
+    switches = engine.snapshot()["last_switches"]
+    assert [(s["step"], s["to"]) for s in switches] == [(2, "plain"), (4, "spec")]
+    assert all(s["first_step_seconds"] > 0 for s in switches)
+
+
+def test_a_switch_behind_a_prefill_has_no_time():
+    engine = make_engine(Settings(policy="alternate", alternate_period_steps=2))
+    step(engine)
+    step(engine)
+    run(engine, make_batch(decode=False))
+    step(engine)
+    assert [s["first_step_seconds"] for s in engine.snapshot()["last_switches"]] == [None]
+    assert engine.snapshot()["step_seconds"]["spec"] > 0
+    assert engine.snapshot()["step_seconds"]["plain"] is None

@@ -123,7 +123,7 @@ def test_a_missing_module_is_gone(tmp_path):
     "name", ["engine.tools:plain", "engine.tools:decorated", "engine.tools:waits", "engine.tools:outer.inner"]
 )
 def test_functions_are_found_at_any_depth(tmp_path, name):
-    source = '''
+    source = """
     def plain(a): ...
 
     @cache(size=1)
@@ -134,7 +134,7 @@ def test_functions_are_found_at_any_depth(tmp_path, name):
     def outer(b):
         def inner(a): ...
         return inner
-    '''
+    """
     assert lock_of(tmp_path, source, name).parameters[-1] == "a"
 
 

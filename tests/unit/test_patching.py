@@ -11,7 +11,7 @@ import pytest
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.patching import Patch, PatchSet
 
-SOURCE = '''
+SOURCE = """
 def double(number):
     return 2 * number
 
@@ -22,7 +22,7 @@ class Counter:
     def add(self, number, times=1):
         self.count += number * times
         return self.count
-'''
+"""
 
 # Post-import hooks can't be taken back, so every test gets modules of its own name.
 _names = itertools.count()
