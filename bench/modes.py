@@ -103,8 +103,8 @@ MODES: dict[str, BenchMode] = {
             # The default, and how it was chosen.
             for suffix, catch_up in (("", {}), *((f"-{n}", {"catch_up_tokens": n}) for n in (4, 32, 64)))
         ),
-        # What a switch costs: as many tokens wait for the draft as the default lets wait.
-        BenchMode("ours-alternate", plugin={"policy": "alternate", "alternate_period_steps": 32}),
+        # What a switch costs: the draft returns to as many waiting tokens as the default lets wait.
+        BenchMode("ours-alternate", plugin={"policy": "alternate", "alternate_period_steps": 31}),
         BenchMode("upstream-zero", arguments={"speculative_adaptive": True}, upstream_table=ZERO_STEP_TABLE),
         BenchMode("upstream-adaptive", arguments={"speculative_adaptive": True}),
     )
