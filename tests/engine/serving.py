@@ -39,6 +39,8 @@ FORK = {"SGLANG_CPU_ENGINE_FORK": "1"}
 COMMON = (
     "--dtype=float32",
     "--skip-server-warmup",
+    # An idle server would keep a core busy with looking for work.
+    "--sleep-on-idle",
     "--max-running-requests=32",
     "--chunked-prefill-size=128",
 )

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from .nets import Cache, Draft, Target
+from .nets import Cache, Eagle3Draft, Target
 from .prompts import heldout_prompts
 from .train import load_draft, load_target, read_shape
 from .vocabulary import BOS_ID, encode
@@ -22,7 +22,7 @@ DraftKV = Literal["true", "zero", "noise"]
 class Chain:
     """One greedy request, decoded plainly or by drafting a chain of `steps` tokens."""
 
-    def __init__(self, target: Target, draft: Draft, prompt: list[int], steps: int = 3) -> None:
+    def __init__(self, target: Target, draft: Eagle3Draft, prompt: list[int], steps: int = 3) -> None:
         self.target, self.draft, self.steps = target, draft, steps
         self.caches = [Cache(target.shape, 1) for _ in range(target.shape.layers)]
         self.draft_cache = Cache(draft.shape, 1)
@@ -35,7 +35,7 @@ class Chain:
 
     def _run_target(self, ids: list[int], start: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(start, start + len(ids))
-        logits, aux = self.target(torch.tensor([ids]), positions, self.caches)
+        logits, aux, _ = self.target(torch.tensor([ids]), positions, self.caches)
         return logits[0], aux
 
     def _note_gaps(self, logits: Tensor) -> None:
@@ -92,7 +92,7 @@ class Chain:
 @torch.no_grad()
 def accept_length(
     target: Target,
-    draft: Draft,
+    draft: Eagle3Draft,
     prompts: list[list[int]],
     spec_steps: int,
     plain_tokens: int = 0,

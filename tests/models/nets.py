@@ -40,6 +40,18 @@ class Shape:
             "draft_vocab_size": self.draft_vocab,
         }
 
+    def eagle_config(self) -> dict[str, Any]:
+        # SGLang gives it the target's embeddings and head, and fails where the two are one.
+        return self._config("LlamaForCausalLMEagle", 1, self.draft_inner) | {"tie_word_embeddings": False}
+
+    def mtp_config(self) -> dict[str, Any]:
+        """Of target and draft in one checkpoint; transformers knows the layers as Qwen2's."""
+        return self._config("MiMoForCausalLM", self.layers, self.inner) | {
+            "model_type": "qwen2",
+            "tie_word_embeddings": True,
+            "num_nextn_predict_layers": 1,
+        }
+
     def _config(self, architecture: str, layers: int, inner: int) -> dict[str, Any]:
         return {
             "architectures": [architecture],
@@ -169,8 +181,8 @@ class Target(nn.Module):
 
     def forward(
         self, ids: Tensor, positions: Tensor | None = None, caches: list[Cache] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """ids: [batch, length] -> logits [batch, length, vocab], aux [batch, length, 3 * hidden]"""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """ids: [batch, length] -> logits [batch, length, vocab], aux [.., 3 * hidden], last state [.., hidden]"""
         if positions is None:
             positions = torch.arange(ids.shape[1])
         x = self.model.embed_tokens(ids)
@@ -179,22 +191,21 @@ class Target(nn.Module):
             if index in self.shape.aux_layers:
                 aux.append(x)
             x = layer(x, positions, caches[index] if caches else None)
-        logits = functional.linear(self.model.norm(x), self.model.embed_tokens.weight)
-        return logits, torch.cat(aux, dim=-1)
+        last = self.model.norm(x)
+        logits = functional.linear(last, self.model.embed_tokens.weight)
+        return logits, torch.cat(aux, dim=-1), last
 
 
 class DraftLayer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.input_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
-        self.hidden_norm = nn.RMSNorm(shape.hidden, eps=shape.eps)
-        self.self_attn = Attention(shape, 2 * shape.hidden)
-        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
-        self.mlp = Mlp(shape.hidden, shape.draft_inner)
+    """One layer. Which norms come before its attention differs by kind of draft."""
 
-    def qkv(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        both = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), dim=-1)
-        return self.self_attn.qkv(both, positions)
+    def __init__(self, shape: Shape, inputs: int, inner: int, norms: tuple[str, ...]) -> None:
+        super().__init__()
+        for name in norms:
+            setattr(self, name, nn.RMSNorm(shape.hidden, eps=shape.eps))
+        self.self_attn = Attention(shape, inputs)
+        self.post_attention_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
+        self.mlp = Mlp(shape.hidden, inner)
 
     def finish(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         x = hidden + self.self_attn.output(mixed)
@@ -205,46 +216,55 @@ class DraftLayer(nn.Module):
 class Draft(nn.Module):
     """At position j it sees token j + 1 and what the target felt at j, and guesses token j + 2."""
 
-    d2t: Tensor
-    t2d: Tensor
+    reads_aux = False
+    """Whether it reads the concatenated states of three target layers instead of the last one."""
 
-    def __init__(self, shape: Shape, token_ids: Tensor) -> None:
-        """token_ids: [draft_vocab], the target ids of the draft's vocabulary, ascending"""
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.fc = nn.Linear(3 * shape.hidden, shape.hidden, bias=False)
-        self.midlayer = DraftLayer(shape)
-        self.norm = nn.RMSNorm(shape.hidden, eps=shape.eps)
-        self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
-        self.register_buffer("d2t", token_ids - torch.arange(len(token_ids)))
-        self.register_buffer("t2d", torch.zeros(shape.vocab, dtype=torch.bool))
-        self.t2d[token_ids] = True
 
-    def forward(self, embeds: Tensor, hidden: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+    @property
+    def layer(self) -> DraftLayer:
+        """The one layer, under whatever name checkpoints have it."""
+        raise NotImplementedError
+
+    def first(self, states: Tensor) -> Tensor:
+        """What the target felt, in the width of the draft's own states."""
+        return states
+
+    def enter(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """-> the attention's input, and what its output is added to"""
+        raise NotImplementedError
+
+    def leave(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        """-> logits over the draft's vocabulary, and the state that the next step starts from"""
+        raise NotImplementedError
+
+    def forward(self, embeds: Tensor, states: Tensor, positions: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """One step, for inference. -> logits [batch, length, draft_vocab], own hidden state"""
-        if hidden.shape[-1] != self.shape.hidden:
-            hidden = self.fc(hidden)
-        query, key, value = self.midlayer.qkv(embeds, hidden, positions)
-        out = self.midlayer.finish(hidden, cache.attend(query, key, value, positions))
-        return self.lm_head(self.norm(out)), out
+        hidden = states if states.shape[-1] == self.shape.hidden else self.first(states)
+        inputs, stream = self.enter(embeds, hidden, positions)
+        query, key, value = self.layer.self_attn.qkv(inputs, positions)
+        return self.leave(self.layer.finish(stream, cache.attend(query, key, value, positions)))
 
-    def unroll(self, embeds: Tensor, aux: Tensor, steps: int) -> list[Tensor]:
+    def unroll(self, embeds: Tensor, states: Tensor, steps: int) -> list[Tensor]:
         """Training-time test: the logits of each of `steps` chained steps, for all positions at once.
 
-        embeds: [batch, length, hidden], already shifted by one; aux: [batch, length, 3 * hidden].
-        Step s at position p guesses from the target's aux at p - s and its own states since; rows
-        p < s mean nothing. Keys up to p - s come from aux, later ones from the steps before.
+        embeds: [batch, length, hidden], already shifted by one; states: the target's, [batch, length, any].
+        Step s at position p guesses from the target's state at p - s and its own states since; rows
+        p < s mean nothing. Keys up to p - s come from the target's states, later ones from the steps before.
         """
         length = embeds.shape[1]
         positions = torch.arange(length)
         group = self.shape.heads // self.shape.kv_heads
         scale = self.shape.head_dim**-0.5
-        hidden = self.fc(aux)
+        hidden = self.first(states)
         keys: list[Tensor] = []
         values: list[Tensor] = []
         logits = []
         for step in range(steps):
-            query, key, value = self.midlayer.qkv(embeds, hidden, positions)
+            inputs, stream = self.enter(embeds, hidden, positions)
+            query, key, value = self.layer.self_attn.qkv(inputs, positions)
             keys.append(key.repeat_interleave(group, dim=1))
             values.append(value.repeat_interleave(group, dim=1))
             if step == 0:
@@ -261,10 +281,96 @@ class Draft(nn.Module):
                 for i in range(1, step + 1):
                     weight = weights[..., length + i - 1, None]
                     mixed = mixed + weight * shift(values[i], step - i)
-            out = self.midlayer.finish(hidden, mixed)
-            logits.append(self.lm_head(self.norm(out)))
-            hidden = shift(out, 1)
+            guess, state = self.leave(self.layer.finish(stream, mixed))
+            logits.append(guess)
+            hidden = shift(state, 1)
         return logits
+
+
+class Eagle3Draft(Draft):
+    """Three layers' states; a vocabulary and a head of its own. Checkpoint: LlamaForCausalLMEagle3."""
+
+    reads_aux = True
+    d2t: Tensor
+    t2d: Tensor
+
+    def __init__(self, shape: Shape, token_ids: Tensor) -> None:
+        """token_ids: [draft_vocab], the target ids of the draft's vocabulary, ascending"""
+        super().__init__(shape)
+        self.fc = nn.Linear(3 * shape.hidden, shape.hidden, bias=False)
+        self.midlayer = DraftLayer(shape, 2 * shape.hidden, shape.draft_inner, ("input_layernorm", "hidden_norm"))
+        self.norm = nn.RMSNorm(shape.hidden, eps=shape.eps)
+        self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
+        self.register_buffer("d2t", token_ids - torch.arange(len(token_ids)))
+        self.register_buffer("t2d", torch.zeros(shape.vocab, dtype=torch.bool))
+        self.t2d[token_ids] = True
+
+    @property
+    def layer(self) -> DraftLayer:
+        return self.midlayer
+
+    def first(self, states: Tensor) -> Tensor:
+        projected: Tensor = self.fc(states)
+        return projected
+
+    def enter(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        del positions
+        both = (self.midlayer.input_layernorm(embeds), self.midlayer.hidden_norm(hidden))
+        return torch.cat(both, dim=-1), hidden
+
+    def leave(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        return self.lm_head(self.norm(out)), out
+
+
+class EagleDraft(Draft):
+    """The last state and the target's head, no norm around the layer. Checkpoint: LlamaForCausalLMEagle."""
+
+    def __init__(self, shape: Shape, head: Tensor) -> None:
+        """head: [vocab, hidden], the target's"""
+        super().__init__(shape)
+        self.fc = nn.Linear(2 * shape.hidden, shape.hidden)
+        self.layers = nn.ModuleList([DraftLayer(shape, shape.hidden, shape.draft_inner, ())])
+        self.register_buffer("head", head, persistent=False)
+
+    @property
+    def layer(self) -> DraftLayer:
+        layer: DraftLayer = self.layers[0]
+        return layer
+
+    def enter(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        del positions
+        x = self.fc(torch.cat((embeds, hidden), dim=-1))
+        return x, x
+
+    def leave(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        return functional.linear(out, self.head), out
+
+
+class MtpDraft(Draft):
+    """A layer of multi-token prediction, part of the target's checkpoint. Checkpoint: MiMoForCausalLM, mtp_layers."""
+
+    def __init__(self, shape: Shape, head: Tensor) -> None:
+        """head: [vocab, hidden], the target's"""
+        super().__init__(shape)
+        self.token_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
+        self.hidden_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
+        self.input_proj = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
+        self.mtp_block = DraftLayer(shape, shape.hidden, shape.inner, ("input_layernorm",))
+        self.final_layernorm = nn.RMSNorm(shape.hidden, eps=shape.eps)
+        self.register_buffer("head", head, persistent=False)
+
+    @property
+    def layer(self) -> DraftLayer:
+        return self.mtp_block
+
+    def enter(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        embeds = embeds * (positions != 0)[:, None]
+        x = self.input_proj(torch.cat((self.hidden_layernorm(hidden), self.token_layernorm(embeds)), dim=-1))
+        return self.mtp_block.input_layernorm(x), x
+
+    def leave(self, out: Tensor) -> tuple[Tensor, Tensor]:
+        state = self.final_layernorm(out)
+        return functional.linear(state, self.head), state
 
 
 def shift(x: Tensor, by: int) -> Tensor:

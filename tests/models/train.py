@@ -4,7 +4,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import corpus, vocabulary
-from .nets import Draft, Shape, Target
+from .nets import Draft, Eagle3Draft, EagleDraft, MtpDraft, Shape, Target
 from .optim import Optimizer
 
 OPENING_WEIGHT = 0.05
 RECORD_SHARE, STRAY_SHARE = 0.25, 0.04  # of the documents; a record is short
 DRAFT_STEPS = 3
+KINDS = ("target", "draft", "draft_eagle", "draft_mtp")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def train_target(shape: Shape, data: Data) -> Target:
     for phase, fraction in schedule(TARGET_PHASES):
         batch = data.batch(phase)
         with torch.autocast("cpu", torch.bfloat16):
-            logits, _ = target(batch.ids[:, :-1])
+            logits, _, _ = target(batch.ids[:, :-1])
         labels, weight = batch.ids[:, 1:].flatten(), batch.weight[:, 1:].flatten()
         losses = functional.cross_entropy(logits.float().flatten(0, 1), labels, reduction="none")
         ((losses * weight).sum() / weight.sum()).backward()
@@ -126,21 +127,27 @@ def train_target(shape: Shape, data: Data) -> Target:
     return target
 
 
-def train_draft(shape: Shape, token_ids: Tensor, target: Target, data: Data) -> Draft:
-    draft = Draft(shape, token_ids)
+def train_draft(draft: Draft, token_ids: Tensor | None, target: Target, data: Data) -> None:
+    """Train a draft in place.
+
+    Args:
+        token_ids: [draft_vocab], the target ids of the draft's vocabulary; None for the target's own.
+    """
     initialise(draft)
     optimizer = Optimizer(draft, matrix_rate=0.02, other_rate=0.004)
-    log = Log("draft")
+    log = Log(type(draft).__name__)
     for phase, fraction in schedule(DRAFT_PHASES):
         batch = data.batch(phase)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            target_logits, aux = target(batch.ids[:, :-1])
+            target_logits, aux, last = target(batch.ids[:, :-1])
             embeds = target.model.embed_tokens(batch.ids[:, 1:])
         # At position p the draft guesses what the target says at p + 1.
-        wanted = target_logits[:, 1:].float().softmax(-1)[..., token_ids]
+        wanted = target_logits[:, 1:].float().softmax(-1)
+        if token_ids is not None:
+            wanted = wanted[..., token_ids]
         weight = batch.weight[:, 2:]
         with torch.autocast("cpu", torch.bfloat16):
-            guesses = draft.unroll(embeds, aux, DRAFT_STEPS)
+            guesses = draft.unroll(embeds, aux if draft.reads_aux else last, DRAFT_STEPS)
         loss = torch.zeros(())
         hits = []
         for step, guess in enumerate(guesses):
@@ -149,12 +156,12 @@ def train_draft(shape: Shape, token_ids: Tensor, target: Target, data: Data) -> 
             log_guess = guess[:, rows].float().log_softmax(-1)
             losses = -(wanted[:, step:] * log_guess).sum(-1)
             loss = loss + (losses * share).sum() / share.sum()
-            hit = token_ids[log_guess.argmax(-1)] == target_logits[:, 1 + step :].argmax(-1)
+            best = log_guess.argmax(-1)
+            hit = (best if token_ids is None else token_ids[best]) == target_logits[:, 1 + step :].argmax(-1)
             hits.append(float(hit[share == 1.0].float().mean()))
         loss.backward()
         optimizer.step(fraction)
         log([float(loss.detach()), *hits])
-    return draft
 
 
 def draft_token_ids(data: Data) -> Tensor:
@@ -189,9 +196,9 @@ def load_target(shape: Shape, folder: Path) -> Target:
     return target.eval()
 
 
-def load_draft(shape: Shape, folder: Path) -> Draft:
+def load_draft(shape: Shape, folder: Path) -> Eagle3Draft:
     state = _floats(load_file(folder / "model.safetensors"))
-    draft = Draft(shape, state["d2t"] + torch.arange(shape.draft_vocab))
+    draft = Eagle3Draft(shape, state["d2t"] + torch.arange(shape.draft_vocab))
     draft.load_state_dict(state)
     return draft.eval()
 
@@ -208,7 +215,7 @@ def read_shape(folder: Path) -> Shape:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--draft-only", action="store_true", help="keep the target that is there")
+    parser.add_argument("--only", nargs="*", choices=KINDS, default=KINDS, help="keep the others that are there")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -216,16 +223,28 @@ def main() -> None:
     token_ids = draft_token_ids(Data(tokenizer, seed=3))
     vocab = tokenizer.get_vocab_size()
     shape = Shape(vocab=vocab + -vocab % 16, draft_vocab=len(token_ids))
-    if not arguments.draft_only:
-        target = train_target(shape, Data(tokenizer, seed=1))
-        save(target, shape.target_config(), arguments.output / "target")
+    if "target" in arguments.only:
+        trained = train_target(shape, Data(tokenizer, seed=1))
+        save(trained, shape.target_config(), arguments.output / "target")
         vocabulary.save_tokenizer(tokenizer, arguments.output / "target")
-    torch.manual_seed(0)  # the same draft with and without --draft-only
-    # As stored: rounded to half precision, which the draft should be trained on.
+    # As stored: rounded to half precision, which the drafts should be trained on.
     target = load_target(shape, arguments.output / "target")
-    draft = train_draft(shape, token_ids, target, Data(tokenizer, seed=2))
-    save(draft, shape.draft_config(), arguments.output / "draft")
-    vocabulary.save_tokenizer(tokenizer, arguments.output / "draft")
+    head = target.model.embed_tokens.weight.detach()
+    drafts: dict[str, Callable[[], Draft]] = {
+        "draft": lambda: Eagle3Draft(shape, token_ids),
+        "draft_eagle": lambda: EagleDraft(shape, head),
+        "draft_mtp": lambda: MtpDraft(shape, head),
+    }
+    configs = {"draft": shape.draft_config(), "draft_eagle": shape.eagle_config(), "draft_mtp": shape.mtp_config()}
+    for name, make in drafts.items():
+        if name not in arguments.only:
+            continue
+        torch.manual_seed(0)  # the same draft, whatever else is trained
+        draft = make()
+        train_draft(draft, token_ids if name == "draft" else None, target, Data(tokenizer, seed=2))
+        save(draft, configs[name], arguments.output / name)
+        if name == "draft":
+            vocabulary.save_tokenizer(tokenizer, arguments.output / name)
 
 
 if __name__ == "__main__":
