@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +20,11 @@ def append_row(path: Path, row: Row) -> None:
     """Add one row; it is on disk when this returns, whatever happens to the process."""
     with path.open("a") as file:
         file.write(json.dumps(row, default=str) + "\n")
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def without_paths(text: str) -> str:

@@ -23,7 +23,7 @@ from bench.budget import Budget
 from bench.child import log_tail, run_module
 from bench.measure import EXIT_NOT_PROVEN, EXIT_OUT_OF_TIME, Task
 from bench.modes import MODES, BenchMode
-from bench.results import RESULTS, Results, Row, append_row
+from bench.results import RESULTS, Results, Row, append_row, now
 
 _CLOSING_S = 15.0
 """Kept for ending a server that hangs, and for the table and the plot."""
@@ -253,11 +253,6 @@ def header(args: argparse.Namespace, argv: list[str]) -> Row:
         "shape": asdict(models.SHAPES[args.model_shape]),
         "host": host.facts(),
     }
-
-
-def now() -> str:
-    """The time in UTC, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def main(argv: list[str]) -> int:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from sglang_adaptive_spec.modes import Mode
 
 _RECENT_STEPS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(NamedTuple):
     """One timed decode step.
 
     Attributes:
@@ -32,8 +31,7 @@ class StepTime:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
+class _Launched(NamedTuple):
     mode: Mode
     requests: int
     number: int

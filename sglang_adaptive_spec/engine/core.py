@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_adaptive_spec.clock import StepClock
@@ -94,8 +93,11 @@ class AdaptiveEngine:
         plan = self.release.plan_of(batch)
         if plan is None:
             return upstream()
-        with self._reserving(plan):
+        outer, self._scoped_plan = self._scoped_plan, plan
+        try:
             prepared = upstream()
+        finally:
+            self._scoped_plan = outer
         plan.prepared = plan.mode
         # For a plain step, and for the first speculative one after it, which the draft may have to catch up for.
         if self.runtime is not None and not self._unresolved_spec_steps:
@@ -117,17 +119,12 @@ class AdaptiveEngine:
         # One slot for the step; and while a verify result is outstanding, whatever it may have accepted.
         return self._most_accepted_tokens if self._unresolved_spec_steps else 1
 
-    @contextmanager
-    def _reserving(self, plan: StepPlan) -> Iterator[None]:
-        outer, self._scoped_plan = self._scoped_plan, plan
+    def _spec_fits(self, batch: Any) -> bool:
+        outer, self._scoped_plan = self._scoped_plan, _SPEC_ESTIMATE
         try:
-            yield
+            return self.release.spec_fits(batch)
         finally:
             self._scoped_plan = outer
-
-    def _spec_fits(self, batch: Any) -> bool:
-        with self._reserving(_SPEC_ESTIMATE):
-            return self.release.spec_fits(batch)
 
     # --- the worker --------------------------------------------------------------------------------------
 

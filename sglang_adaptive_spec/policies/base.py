@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sglang_adaptive_spec.modes import Decision, Mode
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """What is known when a decode step is prepared; equal on every tensor-parallel rank.
 
     Attributes:

@@ -1,0 +1,60 @@
+"""The measurement, as pytest-benchmark runs it; ``python -m bench.overhead`` says how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.overhead.step import CASES, DecodeSteps, hooked, serve_from, upstream_left_out
+from sglang_adaptive_spec.controller import Controller
+from sglang_adaptive_spec.modes import Mode
+from sglang_adaptive_spec.policies import ThresholdPolicy
+
+Measure = Callable[[Callable[[], Any]], None]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _scheduler_process(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[None]:
+    torch.set_num_threads(1)
+    serve_from(tmp_path_factory.mktemp("models"), device)
+    with torch.inference_mode(), upstream_left_out():
+        yield
+
+
+@pytest.fixture
+def measure(benchmark: Any, rounds: int) -> Measure:
+    """Times a callable: many short rounds, of which a busy machine leaves some undisturbed."""
+    return lambda call: benchmark.pedantic(call, rounds=rounds, iterations=20, warmup_rounds=5)
+
+
+@pytest.mark.parametrize("side", ["bare", "hooked"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_step(repeat: int, batch_size: int, name: str, side: str, device: str, measure: Measure) -> None:
+    case = CASES[name]
+    steps = DecodeSteps(batch_size, device, speculates=case.speculates)
+    if side == "bare":
+        measure(steps)
+        return
+    with hooked(case, steps) as plugin:
+        measure(steps)
+        engine = plugin.engine if plugin else None
+        if engine is not None:
+            ran = engine.controller.steps
+            assert ran[case.mode] == ran.total() > 0, f"{ran} are not all {case.mode.value} steps"
+            assert not engine.snapshot()["faults"]
+
+
+@pytest.mark.parametrize("side", ["hooked"])
+@pytest.mark.parametrize("name", ["controller"])
+def test_controller(repeat: int, batch_size: int, name: str, side: str, measure: Measure) -> None:
+    controller = Controller(ThresholdPolicy(512, 384, 8))
+
+    def step() -> None:
+        controller.decide(batch_size, lambda: True)
+        controller.note_result(Mode.SPEC, batch_size, 2 * batch_size)
+
+    measure(step)
