@@ -3,12 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
+
+from bench.results import Figure, Results
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _FROM_8 = tuple(c for c in GRID if c >= 8)
 
 MODEL_SHAPE = "llama-8b"
 GPU = "H200"
+
+Place = tuple[str, int]
+"""Where a bound holds: an attention backend or a case, and requests at once."""
+
+
+class AnyBound(Protocol):
+    """Something that is to be reached at each of some places."""
+
+    @property
+    def group(self) -> str:
+        """The piece of work it belongs to."""
+
+    @property
+    def name(self) -> str:
+        """What has to be reached, in a few words."""
+
+    @property
+    def tool(self) -> str:
+        """The module whose result files tell."""
+
+    @property
+    def least_repeats(self) -> int:
+        """Repeats that a figure needs to count."""
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where it is to be reached."""
+
+    def counts(self, results: Results) -> bool:
+        """Whether a file was measured on what the bound speaks of."""
+
+    def figure(self, results: Results, place: Place) -> Figure | None:
+        """What a file says of a place; None where it says nothing."""
+
+    def met(self, value: float) -> bool:
+        """Whether a value is good enough."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +71,27 @@ class Bound:
     by_step: bool = False
     accept_length: float | None = None
 
-    def met(self, ratio: float) -> bool:
+    tool = "bench.sweep"
+    least_repeats = 2
+
+    def met(self, value: float) -> bool:
         """Whether a ratio is good enough."""
-        return ratio > self.least if self.strict else ratio >= self.least
+        return value > self.least if self.strict else value >= self.least
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Every backend at every concurrency."""
+        return tuple((backend, concurrency) for backend in self.backends for concurrency in self.concurrencies)
+
+    def counts(self, results: Results) -> bool:
+        """Whether a file was measured on what the bound speaks of."""
+        accept_length = results.header["settings"]["simulate_accept_length"]
+        return on_the_gpu(results) and self.accept_length in (None, accept_length)
+
+    def figure(self, results: Results, place: Place) -> Figure | None:
+        """The ratio at a backend and concurrency."""
+        backend, concurrency = place
+        return results.ratio(backend, self.mode, self.reference, concurrency, by_step=self.by_step)
 
     @property
     def name(self) -> str:
@@ -43,7 +100,54 @@ class Bound:
         return f"{self.mode} / {self.reference} {'>' if self.strict else '>='} {self.least}{unit}{accept}"
 
 
-BOUNDS: tuple[Bound, ...] = (
+def on_the_gpu(results: Results) -> bool:
+    """Whether a file was measured with the model shape and on the GPU that the bounds speak of."""
+    settings, machine = results.header["settings"], results.header["host"]
+    return settings["model_shape"] == MODEL_SHAPE and settings["device"] == "cuda" and GPU in (machine["gpu"] or "")
+
+
+@dataclass(frozen=True)
+class HostBound:
+    """Host time that the hooks may add to a decode step, on whatever machine it is measured.
+
+    Attributes:
+        cases: Of :mod:`bench.overhead.step`.
+        most_us: Microseconds by batch size.
+    """
+
+    group: str
+    cases: tuple[str, ...]
+    most_us: float
+    batch_sizes: tuple[int, ...]
+
+    tool = "bench.overhead"
+    least_repeats = 2
+
+    @property
+    def name(self) -> str:
+        return f"host time added to a step <= {self.most_us:g} us"
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Every case at every batch size."""
+        return tuple((case, size) for case in self.cases for size in self.batch_sizes)
+
+    def counts(self, results: Results) -> bool:  # noqa: ARG002  (the protocol's shape)
+        """Every machine's figure counts."""
+        return True
+
+    def figure(self, results: Results, place: Place) -> Figure | None:
+        """Microseconds in one case at one batch size."""
+        rows = [row for row in results.of_kind("measurement") if (row["case"], row["batch_size"]) == place]
+        values = [repeat["added_us"] for row in rows for repeat in row["repeats"]]
+        return Figure.level(values, " us") if values else None
+
+    def met(self, value: float) -> bool:
+        """Whether it is short enough."""
+        return value <= self.most_us
+
+
+BOUNDS: tuple[AnyBound, ...] = (
     # A: the main job.
     Bound("A", "ours-plain", "base", 0.97, ("fa3", "triton"), (8, 64, 256)),
     Bound("A", "ours-spec", "spec", 0.99, ("fa3", "triton"), (8, 64, 256), by_step=True, accept_length=2.5),
@@ -55,4 +159,7 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("C", "ours-plain", "base", 0.98, ("fa3", "triton", "flashinfer"), _FROM_8),
     Bound("C", "ours-spec", "spec", 0.995, ("fa3", "triton", "flashinfer"), _FROM_8, by_step=True, accept_length=2.5),
     Bound("C", "ours-spec", "spec", 0.995, ("fa3", "triton", "flashinfer"), _FROM_8, by_step=True, accept_length=1.6),
+    HostBound("C", ("inactive",), 1.0, (1, 16, 64, 256)),
+    HostBound("C", ("policy-spec", "spec-step", "plain-step", "policy-plain"), 15.0, (1,)),
+    HostBound("C", ("policy-spec", "spec-step", "plain-step", "policy-plain"), 60.0, (256,)),
 )

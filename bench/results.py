@@ -46,30 +46,41 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """One mode's median rate over another's, in one file.
+class Figure:
+    """What a bound is held against, from all repeats in one file.
 
     Attributes:
-        value: The ratio of the medians.
-        low: The lowest that it becomes when any one repeat of either side is left out.
+        value: Of all repeats.
+        low: The lowest that it becomes when any one repeat (of either side) is left out.
         high: The highest that it becomes so.
-        repeats: Repeats of the side that has fewer.
+        repeats: Repeats (of the side that has fewer).
     """
 
     value: float
     low: float
     high: float
     repeats: int
+    unit: str = ""
 
     @classmethod
-    def of(cls, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-        """Compare two series of at least one value each."""
+    def ratio(cls, ours: Sequence[float], theirs: Sequence[float]) -> Figure:
+        """Ratio of the medians of two series of at least one value each."""
         variants = [median(a) / median(b) for a in _leaving_one_out(ours) for b in _leaving_one_out(theirs)]
         value = median(ours) / median(theirs)
         return cls(value, min(value, *variants), max(value, *variants), min(len(ours), len(theirs)))
 
+    @classmethod
+    def level(cls, values: Sequence[float], unit: str) -> Figure:
+        """Median of a series of at least one value."""
+        variants = [median(kept) for kept in _leaving_one_out(values)]
+        value = median(values)
+        return cls(value, min(value, *variants), max(value, *variants), len(values), unit)
+
     def __str__(self) -> str:
-        return f"{self.value:.4f} ({self.low:.4f} to {self.high:.4f}, {self.repeats} repeats)"
+        digits = 2 if self.unit else 4
+        value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
+        repeats = f"{self.repeats} repeats" if self.repeats > 1 else "1 run"
+        return f"{value}{self.unit} ({low} to {high}, {repeats})"
 
 
 def _leaving_one_out(values: Sequence[float]) -> list[list[float]]:
@@ -100,9 +111,9 @@ class Results:
         return self.rows[0]
 
     @property
-    def is_sweep(self) -> bool:
-        """Whether :mod:`bench.sweep` wrote this file; other measurements share the folder."""
-        return bool(self.rows) and self.rows[0].get("tool") == "bench.sweep"
+    def tool(self) -> str | None:
+        """The module that wrote this file."""
+        return self.rows[0].get("tool") if self.rows else None
 
     @property
     def measurements(self) -> list[Row]:
@@ -140,7 +151,7 @@ class Results:
 
     def ratio(
         self, backend: str, mode: str, reference: str, concurrency: int, *, by_step: bool = False
-    ) -> Ratio | None:
+    ) -> Figure | None:
         """How fast a mode decodes against another, measured in this file.
 
         Args:
@@ -151,7 +162,7 @@ class Results:
         if ours is None or theirs is None:
             return None
         pick: Callable[[Series], tuple[float, ...]] = lambda s: s.steps_per_s if by_step else s.tokens_per_s  # noqa: E731
-        return Ratio.of(pick(ours), pick(theirs))
+        return Figure.ratio(pick(ours), pick(theirs))
 
 
 def _server_of(row: Row) -> tuple[Any, ...]:

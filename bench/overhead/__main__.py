@@ -95,9 +95,11 @@ def markdown(results: Results) -> str:
     lines = [
         f"# Host time added to a decode step, {head['started']}",
         "",
-        f"{head['host']['cpu']}; Python {head['host']['python']}; SGLang {packages['sglang']}, torch "
-        f"{packages['torch']}; tensors on {head['settings']['device']}; plugin at {head['host']['commit']}. "
-        f"Microseconds, median of {head['settings']['repeats']} repeats.",
+        (
+            f"{head['host']['cpu']}; Python {head['host']['python']}; SGLang {packages['sglang']}, torch "
+            f"{packages['torch']}; tensors on {head['settings']['device']}; plugin at {head['host']['commit']}. "
+            f"Microseconds, median of {head['settings']['repeats']} repeats."
+        ),
         "",
         "| case | " + " | ".join(f"batch {size}" for size in sizes) + " |",
         "| --- |" + " ---: |" * len(sizes),

@@ -224,7 +224,7 @@ def _prepare_batch(batch: Any) -> None:
         batch.spec_info.prepare_for_decode(batch)
 
 
-def _prepare_draft_input(draft_input: Any, batch: Any) -> None:  # noqa: ARG001  (upstream's shape)
+def _prepare_draft_input(draft_input: Any, batch: Any) -> None:
     eagle_info_v2.get_alloc_reserve_per_decode()
 
 
