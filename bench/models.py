@@ -85,6 +85,21 @@ def write_pair(directory: Path, shape: Shape) -> tuple[Path, Path]:
     return target, _write(directory / "draft", draft_config)
 
 
+def write_tokenizer(directory: Path, shape: Shape) -> None:
+    """Write a tokenizer with a word for each token id: dummy weights say nothing that other words would fit.
+
+    Whoever tokenizes and detokenizes has as much to do as with a real one, and every token reaches the client as text.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    words = Tokenizer(WordLevel({f"t{token}": token for token in range(shape.vocab_size)}, unk_token="t0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
 def _config(shape: Shape, architecture: str, layers: int) -> dict[str, Any]:
     return {
         "architectures": [architecture],

@@ -162,7 +162,7 @@ def complaints_about_mode(
         outputs: Results of one full run between the two states.
         output_tokens: Tokens that each request of it generated.
     """
-    found = _wrong_server(mode, after)
+    found = complaints_about_server(mode, after)
     steps = verify_steps(outputs)
     if not mode.speculates:
         return found + ([f"{steps} verify steps on a server without speculation"] if steps else [])
@@ -191,7 +191,8 @@ def complaints_about_mode(
     return found
 
 
-def _wrong_server(mode: BenchMode, served: Served) -> list[str]:
+def complaints_about_server(mode: BenchMode, served: Served) -> list[str]:
+    """What shows that a server is not of the mode claimed."""
     found = []
     algorithm = served.state.get("speculative_algorithm")
     if (algorithm is not None) != mode.speculates:

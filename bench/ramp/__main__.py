@@ -1,0 +1,94 @@
+"""A load that rises, bursts and falls: the same trace on a fresh server of each mode, through HTTP, streamed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+from bench.modes import MODES, BenchMode
+from bench.ramp import report
+from bench.ramp.client import send, warm_up
+from bench.ramp.outcome import complaints, seconds, summary
+from bench.ramp.trace import boundaries, make_trace, parse_phases
+from bench.server import Server
+from bench.serving import Measurement, NotProvenError, add_options, result_file, say, settle_options
+
+PHASES = "7s@3/s,8s@3-70/s,8s@70/s,6s@70-5/s,6s@5/s,4s@80/s,6s@5/s"
+"""Sized for an H200 and the 8B shape: at 70 requests a second plain decode keeps up, and speculation on triton not."""
+
+
+def ramp_modes(threshold: int) -> dict[str, BenchMode]:
+    """The modes of the sweep, with such settings as a server under a changing load would have."""
+    by_load = {"policy": "threshold", "disable_batch_threshold": threshold}
+    return MODES | {
+        "ours-threshold": BenchMode("ours-threshold", plugin=by_load),
+        "ours-auto": BenchMode("ours-auto", plugin={"policy": "auto"}),
+    }
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ramp", description=__doc__)
+    add_options(parser, "base,spec,ours-threshold")
+    add = parser.add_argument
+    add("--phases", default=PHASES, metavar="P,Q", help="SECONDSs@RATE/s or SECONDSs@RATE-RATE/s; default: %(default)s")
+    add("--time-scale", type=float, default=1.0, metavar="X", help="make every phase X times as long")
+    add("--rate-scale", type=float, default=1.0, metavar="X", help="make every rate X times as high")
+    add("--input-tokens", type=int, default=128, metavar="N", help="a prompt's length (default: %(default)s)")
+    add("--output-tokens", type=int, default=256, metavar="N", help="of the longest answer; the shortest has half")
+    add("--drain-seconds", type=float, default=60.0, metavar="S", help="longest wait after the last arrival")
+    args = parser.parse_args(argv)
+    settle_options(parser, args, ramp_modes(args.threshold))
+    try:
+        phases = parse_phases(args.phases, args.time_scale, args.rate_scale)
+    except ValueError as error:
+        parser.error(str(error))
+    if sum(phase.expected_requests for phase in phases) < 1:
+        parser.error("less than one request is to be expected")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    phases = parse_phases(args.phases, args.time_scale, args.rate_scale)
+    modes = ramp_modes(args.threshold)
+    with result_file("bench.ramp", args, argv) as work:
+        measurement = Measurement(args, [modes[name] for name in args.modes], boundaries(phases)[-1] + 15.0, work)
+        vocab = measurement.pair.vocab_size
+        trace = make_trace(
+            phases, seed=args.seed, input_tokens=args.input_tokens, output_tokens=args.output_tokens, vocab=vocab
+        )
+        say(
+            f"{len(trace)} requests in {boundaries(phases)[-1]:.0f} s, {sum(r.output_tokens for r in trace)} tokens out"
+        )
+
+        def measure(mode: BenchMode, server: Server, labels: dict[str, Any]) -> None:
+            start = time.monotonic()
+            warm_up(server.url, min(32, args.max_running_requests), args.input_tokens, vocab)
+            say(f"{mode.name}: warm after {time.monotonic() - start:.0f} s")
+            try:
+                recording = send(server.url, trace, args.drain_seconds)
+            except TimeoutError:
+                raise NotProvenError(
+                    f"answers were missing {args.drain_seconds:.0f} s after the last arrival"
+                ) from None
+            if found := complaints(recording.answers):
+                raise NotProvenError("; ".join(found))
+            for row in seconds(recording, phases):
+                measurement.write(labels, "second", row)
+            for switch in recording.switches:
+                measurement.write(labels, "switch", {**asdict(switch), "at_s": round(switch.at_s, 3)})
+            row = summary(recording, phases)
+            measurement.write(labels, "measurement", row)
+            say(f"{mode.name}: {row['window_tokens']} tokens in the window, {row['switches']} switches")
+
+        measurement.run(measure)
+    report.write(args.out)
+    return 1 if measurement.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
