@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
-from bench.results import Figure, Results
+from bench.results import Figure, Results, Row
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _FROM_8 = tuple(c for c in GRID if c >= 8)
 
 MODEL_SHAPE = "llama-8b"
 GPU = "H200"
+MOST_REQUESTS = 256
 
 Place = tuple[str, int]
 """Where a bound holds: an attention backend or a case, and requests at once."""
@@ -147,6 +149,113 @@ class HostBound:
         return value <= self.most_us
 
 
+@dataclass(frozen=True)
+class HttpBound:
+    """Something to be reached through the HTTP server, on every backend."""
+
+    group: str
+    mode: str
+    backends: tuple[str, ...]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Every backend."""
+        return tuple((backend, MOST_REQUESTS) for backend in self.backends)
+
+    def counts(self, results: Results) -> bool:
+        """Whether a file was measured on what the bound speaks of."""
+        return on_the_gpu(results) and results.header["settings"]["max_running_requests"] == MOST_REQUESTS
+
+
+@dataclass(frozen=True)
+class ServeBound(HttpBound):
+    """A ratio of two modes' throughput, all requests sent at once."""
+
+    reference: str
+    least: float
+
+    tool = "bench.serve"
+    least_repeats = 2
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode} / {self.reference} >= {self.least}, end to end through HTTP"
+
+    def figure(self, results: Results, place: Place) -> Figure | None:
+        """The ratio on a backend."""
+        rows = [r for r in results.of_kind("measurement") if (r["backend"], r["request_rate"]) == (place[0], "inf")]
+        ours, theirs = (
+            [run["output_tokens_per_s"] for row in rows if row["mode"] == mode for run in row["repeats"]]
+            for mode in (self.mode, self.reference)
+        )
+        return Figure.ratio(ours, theirs) if ours and theirs else None
+
+    def met(self, value: float) -> bool:
+        """Whether a ratio is good enough."""
+        return value >= self.least
+
+
+@dataclass(frozen=True)
+class RampBound(HttpBound):
+    """What a mode is to reach over the ramp against the better one of no and constant speculation.
+
+    Attributes:
+        by_latency: Compare the mean time of a request instead of the tokens served: that of a server which keeps up
+            differs even where its tokens can't.
+    """
+
+    least: float
+    by_latency: bool = False
+
+    tool = "bench.ramp"
+    least_repeats = 1
+
+    @property
+    def name(self) -> str:
+        what = "mean request latency" if self.by_latency else "tokens served"
+        return f"{self.mode} / the better of base and spec >= {self.least}, {what} over the ramp"
+
+    def figure(self, results: Results, place: Place) -> Figure | None:
+        """The ratio on a backend; the better one is chosen after the fact."""
+        rows = [row for row in results.of_kind("measurement") if row["backend"] == place[0]]
+        ours, base, spec = (
+            [self._rate(row) for row in rows if row["mode"] == mode] for mode in (self.mode, "base", "spec")
+        )
+        if not (ours and base and spec):
+            return None
+        return Figure.ratio(ours, max(base, spec, key=median))
+
+    def _rate(self, row: Row) -> float:
+        return 1000 / float(row["latency_ms"]["mean"]) if self.by_latency else float(row["window_tokens"])
+
+    def met(self, value: float) -> bool:
+        """Whether a ratio is good enough."""
+        return value >= self.least
+
+
+@dataclass(frozen=True)
+class SwitchBound(HttpBound):
+    """How often a mode may switch over the ramp: so many times a change of the load."""
+
+    most: int
+
+    tool = "bench.ramp"
+    least_repeats = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.mode}: at most {self.most} switch a change of the load"
+
+    def figure(self, results: Results, place: Place) -> Figure | None:
+        """The most switches in one phase, of all runs."""
+        rows = [r for r in results.of_kind("measurement") if (r["backend"], r["mode"]) == (place[0], self.mode)]
+        return Figure.level([max(row["most_switches_a_phase"] for row in rows)], " switches") if rows else None
+
+    def met(self, value: float) -> bool:
+        """Whether it is seldom enough."""
+        return value <= self.most
+
+
 BOUNDS: tuple[AnyBound, ...] = (
     # A: the main job.
     Bound("A", "ours-plain", "base", 0.97, ("fa3", "triton"), (8, 64, 256)),
@@ -162,4 +271,10 @@ BOUNDS: tuple[AnyBound, ...] = (
     HostBound("C", ("inactive",), 1.0, (1, 16, 64, 256)),
     HostBound("C", ("policy-spec", "spec-step", "plain-step", "policy-plain"), 15.0, (1,)),
     HostBound("C", ("policy-spec", "spec-step", "plain-step", "policy-plain"), 60.0, (256,)),
+    ServeBound("C", "ours-plain", ("fa3", "triton"), "base", 0.97),
+    ServeBound("C", "ours-threshold", ("fa3", "triton"), "base", 0.97),
+    # D: no threshold to guess.
+    RampBound("D", "ours-auto", ("fa3", "triton"), 0.97),
+    RampBound("D", "ours-auto", ("fa3", "triton"), 0.97, by_latency=True),
+    SwitchBound("D", "ours-auto", ("fa3", "triton"), 1),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import time
 from dataclasses import asdict
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
             say(f"{mode.name}: warm after {time.monotonic() - start:.0f} s")
             try:
                 recording = send(server.url, trace, args.drain_seconds)
-            except TimeoutError:
+            except asyncio.TimeoutError:
                 raise NotProvenError(
                     f"answers were missing {args.drain_seconds:.0f} s after the last arrival"
                 ) from None

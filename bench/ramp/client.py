@@ -51,12 +51,14 @@ class Answer:
     """What a client saw of one request; seconds from the start of the trace.
 
     Attributes:
+        late_s: How much later than due it was sent: a client that can't keep up measures itself.
         times_s: When each token came.
         intervals_s: Between tokens, by ``bench_serving``'s definition: a chunk of several tokens counts as that many
             intervals of equal length.
     """
 
     sent_s: float
+    late_s: float
     times_s: tuple[float, ...]
     intervals_s: tuple[float, ...]
     end_s: float
@@ -109,9 +111,10 @@ class Watcher:
                 self._switches[seen["step"]] = switch
 
     async def watch(self) -> None:
-        """Ask again and again, until cancelled."""
+        """Ask again and again, until cancelled; an answer that does not come leaves a gap."""
         while True:
-            await self.poll()
+            with suppress(httpx.HTTPError):
+                await self.poll()
             await asyncio.sleep(_POLL_S)
 
     async def _get(self, path: str) -> dict[str, Any]:
@@ -156,6 +159,7 @@ async def _send(url: str, trace: Sequence[Request], drain_s: float) -> Recording
     from sglang.benchmark.datasets import DatasetRow
 
     bench_serving.set_global_args(_client_settings())
+    bench_serving.set_ulimit()
     rows = [
         DatasetRow(request.prompt, len(request.prompt), request.output_tokens, timestamp=1000 * request.at_s)
         for request in trace
@@ -187,22 +191,23 @@ async def _send(url: str, trace: Sequence[Request], drain_s: float) -> Recording
             with suppress(asyncio.CancelledError):
                 await watching
         await watcher.poll()
-    answers = [_answer(output, row.output_len, start) for output, row in zip(outputs, rows, strict=True)]
+    answers = [_answer(output, request, start) for output, request in zip(outputs, trace, strict=True)]
     return Recording(answers, watcher.moments, watcher.switches)
 
 
-def _answer(output: Any, wanted_tokens: int, start: float) -> Answer:
+def _answer(output: Any, request: Request, start: float) -> Answer:
     sent_s = output.start_time - start
     error = output.error
-    if output.success and output.output_len != wanted_tokens:
-        error = f"{output.output_len} tokens instead of {wanted_tokens}"
+    if output.success and output.output_len != request.output_tokens:
+        error = f"{output.output_len} tokens instead of {request.output_tokens}"
     times, now_s = [], sent_s + output.ttft
     # What came with the first chunk has no interval.
     times += [now_s] * (output.output_len - len(output.itl))
     for interval in output.itl:
         now_s += interval
         times.append(now_s)
-    return Answer(sent_s, tuple(times), tuple(output.itl), sent_s + output.latency, error)
+    end_s = sent_s + output.latency
+    return Answer(sent_s, sent_s - request.at_s, tuple(times), tuple(output.itl), end_s, error)
 
 
 def _client_settings() -> argparse.Namespace:

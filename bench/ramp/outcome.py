@@ -34,6 +34,7 @@ def summary(recording: Recording, phases: Sequence[Phase]) -> Row:
         "ttft_ms": _spread(answer.first_s for answer in answers),
         "itl_ms": _spread(interval for answer in answers for interval in answer.intervals_s),
         "latency_ms": _spread(answer.latency_s for answer in answers),
+        "sent_late_ms": _spread(answer.late_s for answer in answers),
         "most_running": max(moment.running for moment in recording.moments),
         "most_waiting": max(moment.waiting for moment in recording.moments),
         "plain_step_share": round(plain / (plain + spec), 4) if plain + spec else None,
@@ -72,7 +73,7 @@ def seconds(recording: Recording, phases: Sequence[Phase]) -> Iterator[Row]:
 
 def complaints(answers: Iterable[Answer]) -> list[str]:
     """What shows that requests were not answered as asked."""
-    errors = Counter(answer.error.strip().splitlines()[-1][:200] for answer in answers if answer.error)
+    errors = Counter(answer.error.strip().splitlines()[-1].strip()[:200] for answer in answers if answer.error)
     return [f"{count} requests: {error}" for error, count in errors.most_common(3)]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from bench.results import Results, Row
 
+_LATE_MS = 100.0
+
 _COLOURS = {
     "base": "tab:blue",
     "spec": "tab:orange",
@@ -60,6 +62,10 @@ def _lines(results: Results) -> Iterator[str]:
             f"| {_spread(row['itl_ms'], 1, 2)} | {_spread(row['latency_ms'], 1000, 2)} | {row['drained_s']:.1f} "
             f"| {'' if plain is None else f'{plain:.0%}'} | {row['switches']} ({row['most_switches_a_phase']}) |"
         )
+    late = max((row["sent_late_ms"]["p99"] for row in results.of_kind("measurement")), default=0.0)
+    yield ""
+    kept_up = "it kept up" if late < _LATE_MS else "it did not keep up, so don't trust the latencies"
+    yield f"The client sent requests up to {late:.0f} ms late (p99): {kept_up}."
     errors = results.of_kind("error")
     if errors:
         yield ""

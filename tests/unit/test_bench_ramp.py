@@ -1,0 +1,217 @@
+"""The ramp: its arrivals, its figures, its bounds. The load itself runs against a server only."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench import check, models
+from bench.bounds import RampBound, ServeBound, SwitchBound
+from bench.ramp import report
+from bench.ramp.__main__ import PHASES, parse, ramp_modes
+from bench.ramp.client import Answer, Moment, Recording, Switch
+from bench.ramp.outcome import complaints, seconds, summary
+from bench.ramp.trace import Phase, arrivals, boundaries, make_trace, parse_phases
+from bench.results import Results, append_row
+from bench.serving import flags
+
+HEADER: dict[str, Any] = {
+    "kind": "header",
+    "tool": "bench.ramp",
+    "started": "2026-01-01T00:00:00+00:00",
+    "command": "python -m bench.ramp",
+    "settings": {
+        "attention_backend": "fa3",
+        "device": "cuda",
+        "input_tokens": 8,
+        "max_running_requests": 256,
+        "model": None,
+        "model_shape": "llama-8b",
+        "output_tokens": 4,
+        "phases": "2s@1/s,2s@3/s",
+        "rate_scale": 1.0,
+        "seed": 1,
+        "simulate_accept_length": 2.5,
+        "threshold": 32,
+        "time_scale": 1.0,
+    },
+    "host": {
+        "gpu": "NVIDIA H200",
+        "cpu": "some CPU",
+        "commit": "abc",
+        "plugin_digest": "d1",
+        "packages": {"sglang": "0.5.14", "torch": "2.11.0"},
+    },
+}
+
+
+def test_phases_are_read_and_scaled() -> None:
+    assert parse_phases("8s@2/s,4s@2-50/s") == (Phase(8, 2, 2), Phase(4, 2, 50))
+    assert parse_phases("8s@2/s", time_scale=0.5, rate_scale=3) == (Phase(4, 6, 6),)
+    assert boundaries(parse_phases("8s@2/s,4s@2-50/s")) == [0, 8, 12]
+    for wrong in ("", "8@2/s", "8s@2", "0s@2/s", "8s@2/s;4s@1/s"):
+        with pytest.raises(ValueError, match="phase"):
+            parse_phases(wrong)
+
+
+RATES = st.floats(0, 50)
+PHASE = st.builds(Phase, st.floats(0.5, 20), RATES, RATES)
+
+
+@given(st.lists(PHASE, min_size=1, max_size=5), st.integers(0, 1000))
+def test_arrivals_are_ordered_and_lie_in_phases_that_have_any(phases: list[Phase], seed: int) -> None:
+    times = list(arrivals(phases, random.Random(seed)))
+    edges = boundaries(phases)
+    assert all(a <= b for a, b in pairwise(times))
+    assert all(-1e-6 <= t <= edges[-1] + 1e-6 for t in times)
+    silent = [(a, b) for (a, b), phase in zip(pairwise(edges), phases, strict=True) if not phase.expected_requests]
+    assert not [t for t in times for a, b in silent if a + 1e-6 < t < b - 1e-6]
+
+
+def test_arrivals_follow_the_rate() -> None:
+    times = list(arrivals(parse_phases("100s@2/s,100s@2-40/s,100s@40/s"), random.Random(3)))
+    counts = [sum(a <= t < b for t in times) for a, b in ((0, 100), (100, 150), (150, 200), (200, 300))]
+    for count, expected in zip(counts, (200, 575, 1525, 4000), strict=True):
+        assert abs(count - expected) < 4 * expected**0.5
+
+
+def test_every_mode_gets_the_same_trace() -> None:
+    phases = parse_phases("5s@4/s")
+    one, other = (make_trace(phases, seed=7, input_tokens=6, output_tokens=9, vocab=50) for _ in range(2))
+    assert one == other
+    assert one != make_trace(phases, seed=8, input_tokens=6, output_tokens=9, vocab=50)
+    assert all(len(r.prompt) == 6 and 5 <= r.output_tokens <= 9 and 2 <= min(r.prompt) < 50 for r in one)
+
+
+def test_command_line_and_modes() -> None:
+    args = parse(["--modes", "base,ours-auto", "--threshold", "12"])
+    assert args.modes == ["base", "ours-auto"]
+    assert (args.attention_backend, args.model_shape, args.simulate_accept_length) == ("fa3", "llama-8b", 2.5)
+    assert sum(phase.seconds for phase in parse_phases(PHASES)) == 45
+    assert ramp_modes(12)["ours-threshold"].plugin == {"policy": "threshold", "disable_batch_threshold": 12}
+    real = parse(["--model-path", "m", "--draft-path", "d", "--device", "cpu"])
+    assert (real.simulate_accept_length, real.model_shape, real.attention_backend) == (None, None, "cpu")
+    for wrong in (["--modes", "x"], ["--phases", "x"], ["--model-path", "m"], ["--phases", "1s@0.1/s"]):
+        with pytest.raises(SystemExit):
+            parse(wrong)
+
+
+def test_arguments_become_flags() -> None:
+    arguments = {"a_b": 1, "on": True, "off": False, "none": None, "sizes": [1, 2]}
+    assert flags(arguments) == ["--a-b", "1", "--on", "--sizes", "1", "2"]
+
+
+PHASES_OF_TWO = parse_phases("2s@1/s,2s@3/s")
+RECORDING = Recording(
+    answers=[
+        Answer(0.0, 0.001, (0.5, 1.0, 1.5), (0.5, 0.5), 1.5),
+        Answer(3.0, 0.002, (3.2, 3.9, 4.5), (0.7, 0.6), 4.5),  # its last token comes too late
+    ],
+    moments=[
+        Moment(0.0, 0, 0, "spec", 10, 20, 1),
+        Moment(3.0, 2, 1, "plain", 12, 24, 2),
+        Moment(5.0, 0, 0, "spec", 16, 26, 4),
+    ],
+    switches=[
+        Switch(2.5, "spec", "plain", "load", 2),
+        Switch(4.4, "plain", "spec", "load", 1),
+        Switch(4.6, "spec", "plain", "load", 1),
+    ],
+)
+
+
+def test_summary_is_the_area_under_the_curves() -> None:
+    row = summary(RECORDING, PHASES_OF_TWO)
+    assert (row["tokens"], row["window_tokens"], row["window_s"], row["drained_s"]) == (6, 5, 4.0, 4.5)
+    assert row["ttft_ms"] == {"mean": 350.0, "p50": 500.0, "p99": 500.0}
+    assert row["itl_ms"]["mean"] == 575.0
+    assert row["latency_ms"]["mean"] == 1500.0
+    assert row["plain_step_share"] == 0.5
+    # What follows the last phase belongs to it.
+    assert (row["switches"], row["switches_by_phase"], row["most_switches_a_phase"]) == (3, [0, 3], 3)
+
+
+def test_series_has_a_row_a_second() -> None:
+    rows = list(seconds(RECORDING, PHASES_OF_TWO))
+    assert [row["tokens"] for row in rows] == [1, 2, 0, 2, 1]
+    assert [row["arrived"] for row in rows] == [1, 0, 0, 1, 0]
+    assert [row["offered_per_s"] for row in rows] == [1, 1, 3, 3, 0]
+    assert [row["server_mode"] for row in rows] == ["spec", "spec", "plain", "plain", "spec"]
+    assert rows[3]["ttft_ms"] == 200.0
+    assert rows[3]["itl_ms"] == 700.0
+
+
+def test_failed_requests_are_told() -> None:
+    failed = Answer(0.0, 0.0, (), (), 0.0, "Traceback\n  ConnectionError: gone")
+    assert complaints([failed, failed, *RECORDING.answers]) == ["2 requests: ConnectionError: gone"]
+
+
+def rows_of(mode: str, tokens: int, latency: float, switches: int = 0, backend: str = "fa3") -> list[dict[str, Any]]:
+    labels = {"mode": mode, "backend": backend, "round": 0}
+    row = summary(RECORDING, PHASES_OF_TWO) | {"window_tokens": tokens, "most_switches_a_phase": switches}
+    row["latency_ms"] = row["latency_ms"] | {"mean": latency}
+    series = [{"kind": "second", **labels, **second} for second in seconds(RECORDING, PHASES_OF_TWO)]
+    return [*series, {"kind": "measurement", **labels, **row}]
+
+
+def ramp(ours: int, latency: float, switches: int) -> Results:
+    rows = [HEADER, *rows_of("base", 100, 50), *rows_of("spec", 90, 40), *rows_of("ours-auto", ours, latency, switches)]
+    return Results(rows, "ramp.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("bound", "results", "word"),
+    [
+        (RampBound("D", "ours-auto", ("fa3",), 0.97), ramp(98, 99, 9), "ok"),
+        (RampBound("D", "ours-auto", ("fa3",), 0.97), ramp(96, 1, 0), "MISSED"),
+        # Each is compared with the one that is better in that respect.
+        (RampBound("D", "ours-auto", ("fa3",), 0.97, by_latency=True), ramp(1, 41, 9), "ok"),
+        (RampBound("D", "ours-auto", ("fa3",), 0.97, by_latency=True), ramp(100, 42, 0), "MISSED"),
+        (RampBound("D", "ours-auto", ("triton",), 0.97), ramp(100, 40, 0), "never"),
+        (SwitchBound("D", "ours-auto", ("fa3",), 1), ramp(1, 99, 1), "ok"),
+        (SwitchBound("D", "ours-auto", ("fa3",), 1), ramp(100, 40, 2), "MISSED"),
+    ],
+)
+def test_bounds(bound: Any, results: Results, word: str) -> None:
+    assert [verdict.word for verdict in check.judge([bound], [results])] == [word]
+
+
+def test_serving_bound() -> None:
+    def measured(mode: str, *rates: float) -> dict[str, Any]:
+        runs = [{"output_tokens_per_s": rate} for rate in rates]
+        return {"kind": "measurement", "backend": "fa3", "mode": mode, "request_rate": "inf", "repeats": runs}
+
+    bound = ServeBound("C", "ours-plain", ("fa3",), "base", 0.97)
+    for ours, word in (((98, 98, 97), "ok"), ((90, 91, 92), "MISSED"), ((100,), "never")):
+        rows = [HEADER | {"tool": "bench.serve"}, measured("base", 100, 100, 99), measured("ours-plain", *ours)]
+        assert [verdict.word for verdict in check.judge([bound], [Results(rows)])] == [word]
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    switch = {"kind": "switch", "mode": "ours-auto", "round": 0, "at_s": 2.5, "before": "spec", "after": "plain"}
+    error = {"kind": "error", "mode": "spec", "round": 0, "error": "it broke"}
+    for row in [*ramp(98, 41, 1).rows, switch, error]:
+        append_row(tmp_path / "r.jsonl", row)
+    report.write(tmp_path / "r.jsonl")
+    table = capsys.readouterr().out
+    assert "| ours-auto | 98 | 350 / 500 / 500 |" in table
+    assert "it kept up" in table
+    assert "- spec: it broke" in table
+    assert (tmp_path / "r.png").stat().st_size > 10_000
+
+
+def test_each_token_of_dummy_weights_has_a_word(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    shape = models.SHAPES["tiny"]
+    models.write_tokenizer(tmp_path, shape)
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == shape.vocab_size
+    assert tokenizer.decode([0, 17, 511]) == "t0 t17 t511"
+    assert tokenizer.encode("t17 something").ids == [17, 0]
