@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-import httpx
+import requests
 
 _TAIL_LINES = 30
 
@@ -119,14 +119,13 @@ class Server:
             ServerError: it ended, or took longer than that.
         """
         deadline = time.monotonic() + timeout_seconds
-        with httpx.Client(base_url=self.url, timeout=25.0) as client:
-            while time.monotonic() < deadline:
-                if self._process is None or self._process.poll() is not None:
-                    raise ServerError(f"The {self.name} server did not get ready.")
-                with suppress(httpx.TransportError):
-                    if client.get("/health").status_code == httpx.codes.OK:
-                        return
-                time.sleep(0.5)
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                raise ServerError(f"The {self.name} server did not get ready.")
+            with suppress(requests.RequestException):
+                if requests.get(f"{self.url}/health", timeout=25.0).ok:
+                    return
+            time.sleep(0.5)
         raise ServerError(f"The {self.name} server was not ready after {timeout_seconds:.0f} s.")
 
     def stop(self) -> None:

@@ -16,7 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import httpx
+import requests
+from aiohttp import ClientError
 
 from bench import host, models
 from bench.budget import Budget
@@ -98,7 +99,7 @@ class Measurement:
                 if found := complaints_about_server(mode, state_of(server)):
                     raise NotProvenError("; ".join(found))
                 complete = True
-        except (ServerError, NotProvenError, httpx.HTTPError, ValueError) as error:
+        except (ServerError, NotProvenError, requests.RequestException, ClientError, ValueError) as error:
             self.fail(labels, f"{type(error).__name__}: {error}", log_tail(log))
         finally:
             if startup_s is not None:
@@ -217,7 +218,9 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
 
 def state_of(server: Server) -> Served:
     """What a running server says about itself."""
-    return Served(httpx.get(f"{server.url}/server_info", timeout=30).raise_for_status().json()["internal_states"][0])
+    answer = requests.get(f"{server.url}/server_info", timeout=30)
+    answer.raise_for_status()
+    return Served(answer.json()["internal_states"][0])
 
 
 def say(*lines: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 
 from bench.ramp.trace import Request
 
@@ -79,7 +79,7 @@ class Answer:
 class Watcher:
     """Polls one server."""
 
-    client: httpx.AsyncClient
+    session: aiohttp.ClientSession
     start: float  # of the trace, on time.perf_counter's clock
     moments: list[Moment] = field(default_factory=list)
     _switches: dict[int, Switch] = field(default_factory=dict)
@@ -113,13 +113,15 @@ class Watcher:
     async def watch(self) -> None:
         """Ask again and again, until cancelled; an answer that does not come leaves a gap."""
         while True:
-            with suppress(httpx.HTTPError):
+            with suppress(aiohttp.ClientError, asyncio.TimeoutError):
                 await self.poll()
             await asyncio.sleep(_POLL_S)
 
     async def _get(self, path: str) -> dict[str, Any]:
-        answer: dict[str, Any] = (await self.client.get(path)).raise_for_status().json()
-        return answer
+        async with self.session.get(path) as response:
+            response.raise_for_status()
+            answer: dict[str, Any] = await response.json()
+            return answer
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,10 @@ async def _send(url: str, trace: Sequence[Request], drain_s: float) -> Recording
         DatasetRow(request.prompt, len(request.prompt), request.output_tokens, timestamp=1000 * request.at_s)
         for request in trace
     ]
-    async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=30.0)) as session:
         # get_request counts from the first arrival.
         start = time.perf_counter() - rows[0].timestamp / 1000
-        watcher = Watcher(client, start)
+        watcher = Watcher(session, start)
         await watcher.poll()
         watching = asyncio.create_task(watcher.watch())
         tasks = []

@@ -103,7 +103,7 @@ def plot(results: Results, path: Path) -> bool:
         strict=True,
     ):
         for mode in modes:
-            axis.plot(*_curve(series[mode], column), label=mode, color=_COLOURS.get(mode))
+            axis.plot(*_curve(series[mode], column), label=mode, color=_COLOURS.get(mode), marker=".")
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
     axes[3].set_yscale("log")
