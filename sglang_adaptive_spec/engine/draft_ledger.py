@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-_NONE = -1
+_NONE = -(2**62)
+"""Below every position, so that one comparison finds the rows that are new together with those that are full."""
 
 
 class DraftLedger:
@@ -49,13 +50,13 @@ class DraftLedger:
         """
         index, at = rows.numpy(), positions.numpy()
         starts = self._starts_array[index]
-        fresh = starts == _NONE
-        if np.count_nonzero(fresh):
-            starts = np.where(fresh, at, starts)
-            self._starts_array[index] = starts
-            self._may_wait = True
-        full_up_to = np.minimum(at + (1 - self.chunk_tokens), self._last_start)
-        return bool(np.count_nonzero(starts <= full_up_to))
+        full_up_to = at + (1 - self.chunk_tokens)
+        if not np.count_nonzero(starts <= full_up_to):
+            return False
+        starts = np.where(starts == _NONE, at, starts)
+        self._starts_array[index] = starts
+        self._may_wait = True
+        return bool(np.count_nonzero((starts <= full_up_to) & (starts <= self._last_start)))
 
     def waits(self, rows: torch.Tensor) -> bool:
         """Whether anything waits in these rows that a catch-up has room for."""

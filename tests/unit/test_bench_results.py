@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import check, report
-from bench.bounds import BOUNDS, Bound
+from bench.bounds import BOUNDS, AnyBound, Bound, HostBound
 from bench.results import Results, append_row, without_paths
 
 HOST: dict[str, Any] = {
@@ -128,7 +128,7 @@ def test_plot_is_drawn(tmp_path: Path) -> None:
 BOUND = Bound("A", "ours-plain", "base", 0.97, ("fa3",), (64,))
 
 
-def verdicts(*files: list[dict[str, Any]], bound: Bound = BOUND) -> list[check.Verdict]:
+def verdicts(*files: list[dict[str, Any]], bound: AnyBound = BOUND) -> list[check.Verdict]:
     return list(check.judge([bound], [Results(rows, f"{n}.jsonl") for n, rows in enumerate(files)]))
 
 
@@ -238,3 +238,19 @@ def test_bounds_name_modes_that_exist() -> None:
             continue
         assert {bound.mode, bound.reference} <= MODES.keys()
         assert min(bound.concurrencies) >= MODES[bound.mode].least_concurrency
+
+
+@pytest.mark.parametrize(
+    ("added_us", "word"),
+    [([11.0, 12.0, 40.0], "UNSETTLED"), ([11.0, 12.0, 14.0], "ok"), ([16.0, 17.0], "MISSED"), ([1.0], "never")],
+    ids=str,
+)
+def test_host_time_is_held_against_its_bound(added_us: list[float], word: str) -> None:
+    bound = HostBound("C", ("spec-step",), 15.0, (1,))
+    repeats = [{"added_us": value} for value in added_us]
+    row = {"kind": "measurement", "case": "spec-step", "batch_size": 1, "repeats": repeats}
+    rows = [header(gpu=None) | {"tool": "bench.overhead"}, row]
+    (verdict,) = verdicts(rows, bound=bound)
+    assert verdict.word == word
+    if word == "ok":
+        assert "12.00 us (11.50 to 13.00, 3 repeats)" in verdict.line("d1")
