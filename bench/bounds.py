@@ -102,6 +102,21 @@ class Bound:
         return f"{self.mode} / {self.reference} {'>' if self.strict else '>='} {self.least}{unit}{accept}"
 
 
+@dataclass(frozen=True)
+class EnvelopeBound(Bound):
+    """A ratio of decode rates to that reference, of several, which is the fastest at the place."""
+
+    references: tuple[str, ...] = ("base", "spec")
+
+    def figure(self, results: Results, place: Place) -> Figure | None:
+        """The ratio at a backend and concurrency: the least of all, since the fastest reference makes it so."""
+        backend, concurrency = place
+        ratios = [results.ratio(backend, self.mode, reference, concurrency) for reference in self.references]
+        if any(ratio is None for ratio in ratios):
+            return None
+        return min((ratio for ratio in ratios if ratio is not None), key=lambda ratio: ratio.value)
+
+
 def on_the_gpu(results: Results) -> bool:
     """Whether a file was measured with the model shape and on the GPU that the bounds speak of."""
     settings, machine = results.header["settings"], results.header["host"]
@@ -274,6 +289,8 @@ BOUNDS: tuple[AnyBound, ...] = (
     ServeBound("C", "ours-plain", ("fa3", "triton"), "base", 0.97),
     ServeBound("C", "ours-threshold", ("fa3", "triton"), "base", 0.97),
     # D: no threshold to guess.
+    EnvelopeBound("D", "ours-auto", "the better of base and spec", 0.97, ("fa3", "triton"), GRID, accept_length=2.5),
+    EnvelopeBound("D", "ours-auto", "the better of base and spec", 0.97, ("fa3", "triton"), GRID, accept_length=1.6),
     RampBound("D", "ours-auto", ("fa3", "triton"), 0.97),
     RampBound("D", "ours-auto", ("fa3", "triton"), 0.97, by_latency=True),
     SwitchBound("D", "ours-auto", ("fa3", "triton"), 1),

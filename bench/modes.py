@@ -87,6 +87,7 @@ MODES: dict[str, BenchMode] = {
         BenchMode("spec"),
         BenchMode("ours-spec", plugin={"policy": "spec"}),
         BenchMode("ours-plain", plugin={"policy": "plain"}),
+        BenchMode("ours-auto", plugin={"policy": "auto"}),
         # Plain by load, and free to return: so unlike under the fixed policy the draft has to be kept true.
         *(
             BenchMode(

@@ -40,6 +40,7 @@ RIGHT = {
     "ours-plain": (128, 0, 0),
     **{name: (126, 1, 1) for name in MODES if name.startswith("ours-threshold")},
     "ours-alternate": (90, 15, 15),
+    "ours-auto": (70, 22, 22),
     "upstream-zero": (0, 0, 127),
     "upstream-adaptive": (0, 0, 60),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import check, report
-from bench.bounds import BOUNDS, AnyBound, Bound, HostBound
+from bench.bounds import BOUNDS, AnyBound, Bound, EnvelopeBound, HostBound
 from bench.results import Results, append_row, without_paths
 
 HOST: dict[str, Any] = {
@@ -123,6 +123,17 @@ def test_plot_is_drawn(tmp_path: Path) -> None:
     assert report.plot(Results(rows), tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 10_000
     assert not report.plot(Results([header()]), tmp_path / "none.png")
+
+
+@pytest.mark.parametrize(("base", "spec", "ratio"), [(100.0, 80.0, 0.9), (80.0, 100.0, 0.9), (80.0, None, None)])
+def test_the_envelope_is_the_faster_of_two(base: float, spec: float | None, ratio: float | None) -> None:
+    bound = EnvelopeBound("D", "ours-auto", "the better", 0.97, ("fa3",), (64,), accept_length=2.5)
+    rows = [header(), measurement("base", [base, base]), measurement("ours-auto", [90.0, 90.0])]
+    if spec is not None:
+        rows.append(measurement("spec", [spec, spec]))
+    figure = bound.figure(Results(rows), ("fa3", 64))
+    assert (figure and figure.value) == ratio
+    assert bound.places == (("fa3", 64),)
 
 
 BOUND = Bound("A", "ours-plain", "base", 0.97, ("fa3",), (64,))
