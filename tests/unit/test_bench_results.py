@@ -127,7 +127,7 @@ def test_plot_is_drawn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("base", "spec", "ratio"), [(100.0, 80.0, 0.9), (80.0, 100.0, 0.9), (80.0, None, None)])
 def test_the_envelope_is_the_faster_of_two(base: float, spec: float | None, ratio: float | None) -> None:
-    bound = EnvelopeBound("D", "ours-auto", "the better", 0.97, ("fa3",), (64,), accept_length=2.5)
+    bound = EnvelopeBound("D", "ours-auto", "base", 0.97, ("fa3",), (64,), accept_length=2.5)
     rows = [header(), measurement("base", [base, base]), measurement("ours-auto", [90.0, 90.0])]
     if spec is not None:
         rows.append(measurement("spec", [spec, spec]))
