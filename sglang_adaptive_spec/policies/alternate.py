@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation, Switching
+from sglang_adaptive_spec.policies.base import Observation, Switching, Uninformed
 
 
 @dataclass(frozen=True)
-class AlternatePolicy(Switching):
+class AlternatePolicy(Switching, Uninformed):
     """Each mode lasts ``period_steps`` decode steps, whatever the load."""
 
     period_steps: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sglang_adaptive_spec.modes import Decision, Mode
 
@@ -14,11 +14,13 @@ class Observation(NamedTuple):
         running_requests: Requests in the decode batch.
         mode: The mode of the step before.
         steps_in_mode: Decode steps since the last switch, the step being prepared not counted.
+        context_tokens: Mean context length of the batch; 0 where it is not known.
     """
 
     running_requests: int
     mode: Mode
     steps_in_mode: int
+    context_tokens: int = 0
 
 
 class Policy(Protocol):
@@ -38,6 +40,43 @@ class Policy(Protocol):
 
     def decide(self, seen: Observation) -> Decision:
         """Choose the mode of the step being prepared."""
+
+    def note_verify(self, requests: int, tokens: int) -> None:
+        """Hear of one processed verify step: its requests, and the tokens they got out of it in all."""
+
+    def note_step(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
+        """Hear how long one decode step took, from the decode result before it to its own.
+
+        The caller leaves out what is no mere decode step: one with a prefill in between, or the first of a mode.
+
+        Args:
+            mode: The mode that the step ran in.
+            requests: Requests in its batch.
+            context_tokens: Mean context length of the batch; 0 where it is not known.
+            seconds: The same on every tensor-parallel rank, at the same step.
+        """
+
+    def note_switch(self, before: Mode, after: Mode, seconds: float) -> None:
+        """Hear how long the first step after a switch took; the same on every tensor-parallel rank."""
+
+    def explain(self) -> dict[str, Any]:
+        """What the last decision was based on, as plain JSON types; empty for a policy that measures nothing."""
+
+
+class Uninformed:
+    """What policies that go by nothing measured have in common."""
+
+    def note_verify(self, requests: int, tokens: int) -> None:
+        pass
+
+    def note_step(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
+        pass
+
+    def note_switch(self, before: Mode, after: Mode, seconds: float) -> None:
+        pass
+
+    def explain(self) -> dict[str, Any]:
+        return {}
 
 
 class Switching:

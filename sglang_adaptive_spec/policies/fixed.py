@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation
+from sglang_adaptive_spec.policies.base import Observation, Uninformed
 
 
 @dataclass(frozen=True)
-class FixedPolicy:
+class FixedPolicy(Uninformed):
     """The same mode at every step."""
 
     mode: Mode

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation, Switching
+from sglang_adaptive_spec.policies.base import Observation, Switching, Uninformed
 
 
 @dataclass(frozen=True)
-class ThresholdPolicy(Switching):
+class ThresholdPolicy(Switching, Uninformed):
     """Hysteresis over the number of running requests.
 
     Attributes:
