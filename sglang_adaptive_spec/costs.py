@@ -2,41 +2,280 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, NamedTuple
 
 from sglang_adaptive_spec.modes import Mode
+
+BLOCK_STEPS = 8
+"""Samples of one cell that are taken in together: fewer than half of them can't move the median."""
+
+_CLIP = 1.5
+"""A sample counts as at most this many medians, and no less than one over it. Not the median alone, because the
+draft's catch-up makes every so many plain steps longer, and that is part of the price of plain mode."""
+_MOST_CHANGE = 2.0
+"""A block changes a cell as if it had shown at most this many times, or one over it, what was expected."""
+_LEAST_WEIGHT = 0.25
+"""Of a block, against all that came before: a cell forgets within some 30 steps."""
+_LONGEST_STEP_SECONDS = 60.0
+_SHORT_CONTEXT_BITS = 9
+"""Contexts below 512 tokens are one class; from there on each doubling starts another."""
+
+# Relative doubt about an estimate, by where it comes from.
+_SERVED_DOUBT = 0.02
+_AGED_DOUBT = 0.1
+_AGED_AFTER_SAMPLES = 65536
+_SEEDED_DOUBT = 0.05
+_DERIVED_DOUBT = 0.1
+_NEVER_SERVED_DOUBT = 0.15
+"""In place of the two before, for a mode of which serving has shown nothing yet."""
+
+
+class Estimate(NamedTuple):
+    """An expected step time.
+
+    Attributes:
+        seconds: The step time.
+        doubt: How far off it may be, relative; infinite where nothing near was ever measured.
+        source: ``served``, ``start-up`` or ``derived`` (from neighbours, or from what the other mode shows).
+    """
+
+    seconds: float
+    doubt: float
+    source: str
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One bucket and context class of one mode.
+
+    Attributes:
+        seeded: Seconds measured at start-up.
+        served: Seconds that serving shows, smoothed over blocks.
+        blocks: Blocks taken in.
+        window: Samples that wait for their block to be full.
+        taken_at: Samples of all cells when the last block was taken in.
+    """
+
+    seeded: float | None = None
+    served: float | None = None
+    blocks: int = 0
+    window: list[float] = field(default_factory=list)
+    taken_at: int = 0
 
 
 class StepCosts:
     """Step times by mode: measured at start-up, then corrected by what serving shows.
+
+    A cell that was never measured is derived from its neighbours, and from the other mode where that knows more:
+    verifying reads the KV cache once, as a plain step does, so a longer context adds about the same seconds to
+    both. What serving adds to the start-up measurement of one cell (the host's share) it is taken to add to the
+    mode's other cells, in proportion; and to those of the other mode while that has not served.
+
+    No clock is read here and nothing is drawn: the same calls give the same answers on every rank.
 
     Args:
         buckets: Padded batch sizes of each mode's CUDA graphs. Where a mode has none for a size, powers of two.
     """
 
     def __init__(self, buckets: Mapping[Mode, Sequence[int]] | None = None) -> None:
-        raise NotImplementedError
+        self.version = 0
+        """Grows whenever an answer may have changed."""
+        self._samples = 0
+        self._cells: dict[Mode, dict[tuple[int, int], _Cell]] = {mode: {} for mode in Mode}
+        self._level: dict[Mode, float | None] = dict.fromkeys(Mode)
+        self._bucket_of: dict[Mode, list[int]] = {}
+        for mode in Mode:
+            sizes = sorted(set((buckets or {}).get(mode, ())))
+            largest = sizes[-1] if sizes else 0
+            self._bucket_of[mode] = [sizes[bisect_left(sizes, requests)] for requests in range(largest + 1)]
+        self._known_version = -1
+        self._known: dict[Mode, dict[int, tuple[list[int], list[float]]]] = {}
+
+    def bucket(self, mode: Mode, requests: int) -> int:
+        """The batch size that a step of so many requests is padded to."""
+        sizes = self._bucket_of[mode]
+        return sizes[requests] if requests < len(sizes) else 1 << max(0, requests - 1).bit_length()
+
+    @staticmethod
+    def context_class(context_tokens: int) -> int:
+        """The coarse class of a mean context length; 0 for short ones, and where it is not known."""
+        return (context_tokens >> _SHORT_CONTEXT_BITS).bit_length() if context_tokens > 0 else 0
+
+    # --- what is measured --------------------------------------------------------------------------------
 
     def seed(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         """Take a start-up measurement; it holds until serving shows otherwise."""
-        raise NotImplementedError
+        if 0.0 < seconds < _LONGEST_STEP_SECONDS:
+            self._cell(mode, requests, context_tokens).seeded = seconds
+            self.version += 1
 
     def observe(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         """Take one step of a serving server. No single sample matters, whatever its value."""
-        raise NotImplementedError
+        if not 0.0 < seconds < _LONGEST_STEP_SECONDS:  # false for NaN, too
+            return
+        cell = self._cell(mode, requests, context_tokens)
+        self._samples += 1
+        cell.window.append(seconds)
+        if len(cell.window) == BLOCK_STEPS:
+            self._take_block(mode, cell)
+
+    def _cell(self, mode: Mode, requests: int, context_tokens: int) -> _Cell:
+        key = self.bucket(mode, requests), self.context_class(context_tokens)
+        cells = self._cells[mode]
+        cell = cells.get(key)
+        if cell is None:
+            cell = cells[key] = _Cell()
+        return cell
+
+    def _take_block(self, mode: Mode, cell: _Cell) -> None:
+        middle = median(cell.window)
+        shown = sum(min(max(s, middle / _CLIP), middle * _CLIP) for s in cell.window) / len(cell.window)
+        expected = self._value(mode, cell)
+        if expected is not None:
+            shown = min(max(shown, expected / _MOST_CHANGE), expected * _MOST_CHANGE)
+            # What was expected counts as one block.
+            shown = expected + (shown - expected) * max(_LEAST_WEIGHT, 1 / (cell.blocks + 2))
+        cell.served = shown
+        cell.blocks += 1
+        cell.taken_at = self._samples
+        cell.window.clear()
+        if cell.seeded is not None:
+            ratio, level = shown / cell.seeded, self._level[mode]
+            self._level[mode] = ratio if level is None else level + (ratio - level) * _LEAST_WEIGHT
+        self.version += 1
+
+    def _value(self, mode: Mode, cell: _Cell) -> float | None:
+        if cell.served is not None or cell.seeded is None:
+            return cell.served
+        # While only one mode has served, both are taken to be off by as much: their ratio is what was measured.
+        level = self._level[mode] or self._level[mode.other] or 1.0
+        return cell.seeded * level
+
+    # --- what is expected --------------------------------------------------------------------------------
 
     def seconds(self, mode: Mode, requests: int, context_tokens: int) -> float | None:
         """The expected step time; None while the mode was never measured."""
-        raise NotImplementedError
+        estimate = self.estimate(mode, requests, context_tokens)
+        return estimate and estimate.seconds
+
+    def estimate(self, mode: Mode, requests: int, context_tokens: int) -> Estimate | None:
+        """The expected step time and how much to trust it; None while the mode was never measured."""
+        bucket, context = self.bucket(mode, requests), self.context_class(context_tokens)
+        cell = self._cells[mode].get((bucket, context))
+        if cell is not None:
+            if cell.served is not None:
+                age = min(1.0, (self._samples - cell.taken_at) / _AGED_AFTER_SAMPLES)
+                return Estimate(cell.served, _SERVED_DOUBT + (_AGED_DOUBT - _SERVED_DOUBT) * age, "served")
+            if cell.seeded is not None:
+                value = self._value(mode, cell)
+                assert value is not None, "seeded"
+                return Estimate(value, self._doubt(mode, _SEEDED_DOUBT), "start-up")
+        return self._derive(mode, bucket, context)
+
+    def _doubt(self, mode: Mode, doubt: float) -> float:
+        return doubt if self._level[mode] is not None else max(doubt, _NEVER_SERVED_DOUBT)
+
+    def _derive(self, mode: Mode, bucket: int, context: int) -> Estimate | None:
+        known = self._curves()
+        if not known[mode]:
+            return None
+        # The same class for both modes, or the one that knows a long context would look slow beside the other.
+        context = min(known[Mode.SPEC].keys() | known[Mode.PLAIN].keys(), key=lambda c: (abs(c - context), c))
+        seconds, inside = self._along(mode, bucket, context)
+        if inside:
+            return Estimate(seconds, self._doubt(mode, _DERIVED_DOUBT), "derived")
+        home = max(known[mode], key=lambda c: (len(known[mode][c][0]), -c))
+        base, inside = self._along(mode, bucket, home)
+        if not inside:
+            base += self._growth(mode.other, self._edge(mode, bucket, home), bucket, home)
+        seconds = max(base + self._context_extra(mode, bucket, home, context), base / _MOST_CHANGE)
+        return Estimate(seconds, 2 * _DERIVED_DOUBT if inside else math.inf, "derived")
+
+    def _context_extra(self, mode: Mode, bucket: int, home: int, context: int) -> float:
+        """Seconds that a context class adds to what a mode's best-known class takes."""
+        if context == home:
+            return 0.0
+        for whose, at in (
+            (mode.other, bucket),
+            (mode, self._edge(mode, bucket, context)),
+            (mode.other, self._edge(mode.other, bucket, context)),
+        ):
+            there, inside = self._along(whose, at, context)
+            here, also_inside = self._along(whose, at, home)
+            if inside and also_inside:
+                return there - here
+        return 0.0
+
+    def _growth(self, mode: Mode, start: int, bucket: int, context: int) -> float:
+        """Seconds that a mode takes longer for one bucket than for another; 0 where it does not know both."""
+        (there, inside), (here, also_inside) = self._along(mode, bucket, context), self._along(mode, start, context)
+        return there - here if inside and also_inside else 0.0
+
+    def _edge(self, mode: Mode, bucket: int, context: int) -> int:
+        sizes, _ = self._curves()[mode].get(context, ([], []))
+        return min(max(bucket, sizes[0]), sizes[-1]) if sizes else bucket
+
+    def _along(self, mode: Mode, bucket: int, context: int) -> tuple[float, bool]:
+        """Seconds by linear interpolation between known buckets, and whether there is one on either side."""
+        sizes, seconds = self._curves()[mode].get(context, ([], []))
+        if not sizes:
+            return 0.0, False
+        right = bisect_left(sizes, bucket)
+        if right == len(sizes):
+            return seconds[-1], False
+        if sizes[right] == bucket:
+            return seconds[right], True
+        if right == 0:
+            return seconds[0], False
+        share = (bucket - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1]), True
+
+    def _curves(self) -> dict[Mode, dict[int, tuple[list[int], list[float]]]]:
+        """By mode and context class: the buckets measured, in order, and their seconds."""
+        if self._known_version != self.version:
+            self._known_version = self.version
+            self._known = {mode: {} for mode in Mode}
+            for mode, cells in self._cells.items():
+                for (bucket, context), cell in sorted(cells.items()):
+                    value = self._value(mode, cell)
+                    if value is not None:
+                        sizes, seconds = self._known[mode].setdefault(context, ([], []))
+                        sizes.append(bucket)
+                        seconds.append(value)
+        return self._known
+
+    # --- for people and files ----------------------------------------------------------------------------
 
     def table(self) -> list[dict[str, Any]]:
-        """One row a mode, bucket and context class, as plain JSON types."""
-        raise NotImplementedError
+        """One row a mode, bucket and context class, as plain JSON types.
+
+        ``requests`` is the bucket, ``context_tokens`` the shortest of its class, ``seconds`` what is expected;
+        ``start_up_seconds`` and ``served_seconds`` are None where that was not measured.
+        """
+        return [
+            {
+                "mode": mode.value,
+                "requests": bucket,
+                "context_tokens": 1 << (_SHORT_CONTEXT_BITS + context - 1) if context else 0,
+                "seconds": value,
+                "start_up_seconds": cell.seeded,
+                "served_seconds": cell.served,
+                "served_steps": cell.blocks * BLOCK_STEPS,
+            }
+            for mode, cells in self._cells.items()
+            for (bucket, context), cell in sorted(cells.items())
+            if (value := self._value(mode, cell)) is not None
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """What the next start can take as its start-up measurement, as plain JSON types."""
-        raise NotImplementedError
+        columns = ("mode", "requests", "context_tokens", "seconds")
+        return {"steps": [{name: row[name] for name in columns} for row in self.table()]}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], buckets: Mapping[Mode, Sequence[int]] | None = None) -> StepCosts:
@@ -45,4 +284,13 @@ class StepCosts:
         Raises:
             ValueError: ``saved`` is nothing of the kind.
         """
-        raise NotImplementedError
+        costs = cls(buckets)
+        try:
+            for row in saved["steps"]:
+                requests, context_tokens, seconds = row["requests"], row["context_tokens"], row["seconds"]
+                if not (requests >= 1 and context_tokens >= 0 and 0.0 < seconds < _LONGEST_STEP_SECONDS):
+                    raise ValueError(f"no step time: {row!r}")
+                costs.seed(Mode(row["mode"]), requests, context_tokens, seconds)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no table of step times: {error!r}") from error
+        return costs

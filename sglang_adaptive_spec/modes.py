@@ -12,6 +12,11 @@ class Mode(str, Enum):
     SPEC = "spec"  # SGLang's own draft, verify, draft-extend
     PLAIN = "plain"  # one target forward, one token and one KV slot a request
 
+    @property
+    def other(self) -> Mode:
+        """The mode that this one gives way to."""
+        return Mode.PLAIN if self is Mode.SPEC else Mode.SPEC
+
 
 class Reason(str, Enum):
     """Why a step runs in the mode it runs in."""
