@@ -87,7 +87,9 @@ class StepCosts:
         """Grows whenever an answer may have changed."""
         self._samples = 0
         self._cells: dict[Mode, dict[tuple[int, int], _Cell]] = {mode: {} for mode in Mode}
+        # What serving takes, as a multiple of what start-up measured; None while it can't be told.
         self._level: dict[Mode, float | None] = dict.fromkeys(Mode)
+        self._served: set[Mode] = set()
         self._bucket_of: dict[Mode, list[int]] = {}
         for mode in Mode:
             sizes = sorted(set((buckets or {}).get(mode, ())))
@@ -144,6 +146,7 @@ class StepCosts:
         cell.blocks += 1
         cell.taken_at = self._samples
         cell.window.clear()
+        self._served.add(mode)
         if cell.seeded is not None:
             ratio, level = shown / cell.seeded, self._level[mode]
             self._level[mode] = ratio if level is None else level + (ratio - level) * _LEAST_WEIGHT
@@ -178,7 +181,7 @@ class StepCosts:
         return self._derive(mode, bucket, context)
 
     def _doubt(self, mode: Mode, doubt: float) -> float:
-        return doubt if self._level[mode] is not None else max(doubt, _NEVER_SERVED_DOUBT)
+        return doubt if mode in self._served else max(doubt, _NEVER_SERVED_DOUBT)
 
     def _derive(self, mode: Mode, bucket: int, context: int) -> Estimate | None:
         known = self._curves()
