@@ -94,7 +94,7 @@ class StepCosts:
         for mode in Mode:
             sizes = sorted(set((buckets or {}).get(mode, ())))
             largest = sizes[-1] if sizes else 0
-            self._bucket_of[mode] = [sizes[bisect_left(sizes, requests)] for requests in range(largest + 1)]
+            self._bucket_of[mode] = [sizes[bisect_left(sizes, requests)] for requests in range(largest + 1) if sizes]
         self._known_version = -1
         self._known: dict[Mode, dict[int, tuple[list[int], list[float]]]] = {}
 
