@@ -10,7 +10,7 @@ _ALERT_REQUESTS, _ALERT_STEPS = 32, 4
 _ALERT_SIGMAS = 4.0
 _ALERT_LEAST_REQUESTS = 12
 _PRIOR_VARIANCE, _LEAST_VARIANCE, _VARIANCE_GROWTH = 1.5, 0.1, 2.0
-_AGING_STEPS = 512
+_AGING_STEPS = 64
 """Steps without a verify after which half of what was known counts as forgotten."""
 
 
@@ -66,6 +66,11 @@ class AcceptLength:
         """The standard error of the mean; infinite before the first verify."""
         average = self._average
         return math.sqrt(self._variance * average.squares) / average.requests if average.requests else math.inf
+
+    @property
+    def relative_deviation(self) -> float:
+        """The standard error as a share of the mean; 0 before the first verify."""
+        return self.deviation / self.mean if self.mean else 0.0
 
     def note(self, requests: int, tokens: int) -> None:
         """Take one processed verify step; one that can't be (fewer tokens than requests) is left out."""
