@@ -12,6 +12,7 @@ from sglang_adaptive_spec.patches import (
     kv_release,
     kv_reserve,
     request_metrics,
+    running_requests,
     schedule_batch,
     seq_lens,
     server_args,
@@ -22,6 +23,7 @@ from sglang_adaptive_spec.patches import (
 PATCHES = (
     *command_line.PATCHES,
     *server_args.PATCHES,
+    *running_requests.PATCHES,
     *schedule_batch.PATCHES,
     *draft_input.PATCHES,
     *kv_release.PATCHES,

@@ -18,6 +18,7 @@ def _check(plugin: Plugin, original: Callable[..., Any], server_args: Any, args:
     server_args.speculative_adaptive = asked_upstream_adaptive
     try:
         plugin.check(server_args)
+        plugin.take_limits(server_args)
     except Refusal as refusal:
         refusal.end_process()
     finally:

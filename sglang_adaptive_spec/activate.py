@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from sglang_adaptive_spec import __version__
+from sglang_adaptive_spec import __version__, calibration
 from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings, read_config_variable
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.patching import PatchSet
@@ -65,6 +65,31 @@ class Plugin:
         self.patch_set.plain_possible = make_policy(settings).needs_plain
 
     @property
+    def lifts_request_limit(self) -> bool:
+        """Whether as many requests may run as would without speculation; not where SGLang runs every step itself."""
+        try:
+            settings = Settings.from_mapping(read_config_variable() or {})
+        except Refusal:
+            return False  # check() says so
+        return settings.policy != "spec" and not settings.dry_run
+
+    def take_limits(self, server_args: Any) -> None:
+        """Let speculation have graphs for the batches it can run in, and plain steps for all others.
+
+        Raises:
+            Refusal: a file of step times can't be read.
+        """
+        if not self.release.speculates(server_args):
+            return
+        settings = Settings.from_mapping(read_config_variable() or {})
+        if settings.policy == "spec" or settings.dry_run:
+            return
+        most_spec_requests = settings.disable_batch_threshold
+        if settings.costs is not None:
+            most_spec_requests = calibration.load(settings.costs).most_spec_requests
+        self.release.take_limits(server_args, settings, most_spec_requests)
+
+    @property
     def engine(self) -> Any:
         """The scheduler process's engine, or None while this process speculates nothing."""
         return self._engine
@@ -80,7 +105,9 @@ class Plugin:
         """The one line that a started scheduler logs."""
         settings = self._engine.settings
         policy = settings.policy
-        if policy == "threshold":
+        if settings.dry_run:
+            policy = f"dry run of {policy}"
+        elif policy == "threshold":
             policy = (
                 f"plain above {settings.threshold_requests} running requests, "
                 f"spec again at {settings.resume_threshold_requests}"

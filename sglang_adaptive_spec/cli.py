@@ -38,7 +38,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         FLAGS["policy"],
         choices=POLICIES,
-        help="threshold: by load (the default). spec, plain: always that mode.",
+        help="auto: by measured cost (the default without a threshold). threshold: by load. spec, plain: always that "
+        "mode.",
     )
     group.add_argument(
         FLAGS["resume_batch_threshold"],
@@ -58,6 +59,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="Tokens of a request that wait during plain steps until the draft sees them, all in one forward. "
         f"Default: {DEFAULT_CATCH_UP_TOKENS}.",
+    )
+    group.add_argument(
+        FLAGS["dry_run"],
+        action="store_true",
+        default=None,
+        help="Decide and report, but let SGLang run every step as it would alone.",
+    )
+    group.add_argument(
+        FLAGS["costs"],
+        metavar="FILE",
+        help="Step times that python -m sglang_adaptive_spec.calibrate saved. Measured at start unless given.",
     )
 
 

@@ -22,6 +22,7 @@ class StepTime(NamedTuple):
         seconds: From the result of the step before to this one's: what the step added to every request's wait.
         after: The mode of the step before. Where it differs, the time is that of a switch and all it entails.
         number: The step's number as given to :meth:`StepClock.launched`.
+        context_tokens: Mean length of its requests; 0 where that is not known.
     """
 
     mode: Mode
@@ -29,6 +30,7 @@ class StepTime(NamedTuple):
     seconds: float
     after: Mode
     number: int
+    context_tokens: int = 0
 
 
 class _Launched(NamedTuple):
@@ -36,6 +38,7 @@ class _Launched(NamedTuple):
     requests: int
     number: int
     follows_decode: bool
+    context_tokens: int
 
 
 class StepClock:
@@ -56,9 +59,10 @@ class StepClock:
         self._last_processed: tuple[Mode, float] | None = None
         self._recent: dict[Mode, deque[float]] = {mode: deque(maxlen=_RECENT_STEPS) for mode in Mode}
 
-    def launched(self, mode: Mode, requests: int, number: int) -> None:
+    def launched(self, mode: Mode, requests: int, number: int, context_tokens: int = 0) -> None:
         """A decode step was given to the engine."""
-        self._in_flight.append(_Launched(mode, requests, number, self._last_launched_decode))
+        step = _Launched(mode, requests, number, self._last_launched_decode, context_tokens)
+        self._in_flight.append(step)
         self._last_launched_decode = True
 
     def interrupted(self) -> None:
@@ -84,7 +88,7 @@ class StepClock:
         if before is None or not step.follows_decode:
             return None
         after, at_seconds = before
-        timed = StepTime(mode, step.requests, now - at_seconds, after, step.number)
+        timed = StepTime(mode, step.requests, now - at_seconds, after, step.number, step.context_tokens)
         if after is mode:
             self._recent[mode].append(timed.seconds)
         return timed

@@ -13,10 +13,12 @@ from sglang_adaptive_spec.errors import Refusal
 CONFIG_VARIABLE = "SGLANG_ADAPTIVE_SPEC_CONFIG"
 """Carries the settings, as JSON, to ``sglang.Engine`` and to SGLang's child processes."""
 
-POLICIES = ("threshold", "spec", "plain")
+POLICIES = ("auto", "threshold", "spec", "plain")
 TEST_POLICIES = ("alternate",)
+_BY_WHAT_IS_GIVEN = "threshold if one is given, else auto"
 DEFAULT_MIN_DWELL_STEPS = 8
 DEFAULT_CATCH_UP_TOKENS = 32
+DEFAULT_MEASURE_SECONDS = 6
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class Settings:
     """What the user asked for.
 
     Attributes:
-        policy: ``threshold`` (by load), ``spec`` or ``plain`` (always that mode), ``alternate`` (testing: a
-            flip every ``alternate_period_steps``).
+        policy: ``auto`` (by measured cost), ``threshold`` (by load), ``spec`` or ``plain`` (always that mode),
+            ``alternate`` (testing: a flip every ``alternate_period_steps``). Unless given, ``threshold`` where a
+            threshold is, else ``auto``.
         disable_batch_threshold: Requests; plain when more than this many run.
         resume_batch_threshold: Requests; speculative again when at most this many run. Three quarters of
             ``disable_batch_threshold`` unless given.
@@ -33,19 +36,27 @@ class Settings:
         alternate_period_steps: Decode steps a mode lasts under the policy ``alternate``.
         catch_up_tokens: Tokens of a request that wait during plain steps until the draft sees them, all in one
             forward. More cost memory and, at the end of a request, more tokens that the radix cache forgoes.
+        dry_run: Decide and report, but let SGLang run every step as it would alone.
+        measure_seconds: How long step times are measured at start, at most; then the next batch size is not begun.
+        costs: File with step times that ``sglang_adaptive_spec.calibrate`` saved; measured at start unless given.
 
     Raises:
         Refusal: on construction, when a value is out of range or two values contradict each other.
     """
 
-    policy: str = "threshold"
+    policy: str = _BY_WHAT_IS_GIVEN
     disable_batch_threshold: int | None = None
     resume_batch_threshold: int | None = None
     min_dwell_steps: int = DEFAULT_MIN_DWELL_STEPS
     alternate_period_steps: int = 1
     catch_up_tokens: int = DEFAULT_CATCH_UP_TOKENS
+    dry_run: bool = False
+    measure_seconds: int = DEFAULT_MEASURE_SECONDS
+    costs: str | None = None
 
     def __post_init__(self) -> None:
+        if self.policy == _BY_WHAT_IS_GIVEN:
+            object.__setattr__(self, "policy", self._policy_by_what_is_given)
         if self.policy not in POLICIES + TEST_POLICIES:
             raise _bad("policy", self.policy, f"one of {', '.join(POLICIES)}")
         for name, minimum in _MINIMUM.items():
@@ -55,6 +66,11 @@ class Settings:
             # bool is an int to Python, and a typing error to whoever wrote it.
             if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
                 raise _bad(name, value, f"a whole number, {minimum} or more")
+        if not isinstance(self.dry_run, bool):
+            raise _bad("dry_run", self.dry_run, "true or false")
+        if self.costs is not None and not isinstance(self.costs, str):
+            raise _bad("costs", self.costs, "the name of a file")
+        self._check_use()
         if self.policy == "threshold":
             self._check_thresholds()
         elif self.disable_batch_threshold is not None or self.resume_batch_threshold is not None:
@@ -64,15 +80,28 @@ class Settings:
                 "Drop the threshold, or ask for --adaptive-spec-policy threshold.",
             )
 
+    def _check_use(self) -> None:
+        if self.costs is not None and self.policy != "auto":
+            raise Refusal(
+                f"A file of step times was given together with the policy {self.policy!r}.",
+                "Only the policy 'auto' reads them; with any other they would be ignored.",
+                f"Drop {FLAGS['costs']}, or the threshold and the policy.",
+            )
+        if self.dry_run and not self.switches:
+            raise Refusal(
+                f"A dry run was asked for together with the policy {self.policy!r}.",
+                "That policy always decides the same, so there would be nothing to report.",
+                f"Drop {FLAGS['dry_run']}, or ask for the policy 'auto' or 'threshold'.",
+            )
+
     def _check_thresholds(self) -> None:
         if self.disable_batch_threshold is None:
             raise Refusal(
                 "No batch threshold was given.",
-                "The batch size from which speculation costs more than it gives depends on the model, the "
-                "GPU and the attention backend (from below 8 to above 200 in public reports), so there is "
-                "no safe default.",
+                "The policy 'threshold' goes by nothing else, and no number is right for every model, GPU and attention "
+                "backend (from below 8 to above 200 in public reports).",
                 "Give --speculative-disable-batch-threshold N (plain when more than N requests run) or its JSON name "
-                "disable_batch_threshold, or choose the policy spec or plain.",
+                "disable_batch_threshold, or leave the choice to the policy 'auto', which measures.",
             )
         resume = self.resume_batch_threshold
         if resume is not None and not (resume < self.disable_batch_threshold or resume == 1):
@@ -82,6 +111,16 @@ class Settings:
                 f"Choose --adaptive-spec-resume-batch-threshold below {self.disable_batch_threshold}, or "
                 "leave it out for three quarters of it.",
             )
+
+    @property
+    def _policy_by_what_is_given(self) -> str:
+        by_load = self.disable_batch_threshold is not None or self.resume_batch_threshold is not None
+        return "threshold" if by_load else "auto"
+
+    @property
+    def switches(self) -> bool:
+        """Whether the policy uses both modes."""
+        return self.policy not in ("spec", "plain")
 
     @property
     def threshold_requests(self) -> int:
@@ -112,8 +151,8 @@ class Settings:
     def with_changes(self, asked: Mapping[str, Any]) -> Settings:
         """These settings with some of them changed on a running server.
 
-        A fixed policy holds the server in one mode and needs nothing else; everything else changes what the
-        policy 'threshold' goes by, and keeps what is not mentioned.
+        A fixed policy holds the server in one mode and needs nothing else; everything else changes what a policy
+        goes by, and keeps what is not mentioned.
 
         Raises:
             Refusal: the result would be no settings, or can't change under way.
@@ -124,10 +163,22 @@ class Settings:
                 "The memory for what waits was allocated at start.",
                 "Restart the server with another value.",
             )
+        for name in ("costs", "measure_seconds"):
+            if asked.get(name, getattr(self, name)) != getattr(self, name):
+                raise Refusal(
+                    f"{name} can't change on a running server.",
+                    "Step times are read or measured at start; from then on the server corrects them by what it sees.",
+                    "Restart the server with another value.",
+                )
         kept: dict[str, Any] = {"catch_up_tokens": self.catch_up_tokens, "min_dwell_steps": self.min_dwell_steps}
-        if asked.get("policy", "threshold") == "threshold":
-            kept |= {name: getattr(self, name) for name in _OPTIONAL}
-        return Settings.from_mapping({**kept, **asked})
+        by_load = {name: getattr(self, name) for name in _OPTIONAL}
+        thresholds = any(asked.get(name) is not None for name in _OPTIONAL)
+        policy = asked.get("policy", "threshold" if thresholds else self.policy)
+        if policy == "threshold":
+            kept |= by_load
+        if policy in ("auto", "threshold"):
+            kept |= {"dry_run": self.dry_run}
+        return Settings.from_mapping({**kept, "policy": policy, **asked})
 
     def effective(self) -> dict[str, Any]:
         """All settings, the derived ones filled in."""
@@ -136,11 +187,13 @@ class Settings:
             values["resume_batch_threshold"] = self.resume_threshold_requests
         if self.policy not in TEST_POLICIES:
             del values["alternate_period_steps"]
+        if self.policy != "auto":
+            del values["costs"], values["measure_seconds"]
         return values
 
     def to_json(self) -> str:
         """The settings as JSON, without the ones left at their default."""
-        default = {field.name: field.default for field in fields(self)}
+        default = {field.name: field.default for field in fields(self)} | {"policy": self._policy_by_what_is_given}
         return json.dumps({k: v for k, v in asdict(self).items() if v != default[k]}, sort_keys=True)
 
 
@@ -150,6 +203,8 @@ FLAGS = {
     "resume_batch_threshold": "--adaptive-spec-resume-batch-threshold",
     "min_dwell_steps": "--adaptive-spec-min-dwell-steps",
     "catch_up_tokens": "--adaptive-spec-catch-up-tokens",
+    "dry_run": "--adaptive-spec-dry-run",
+    "costs": "--adaptive-spec-costs",
 }
 """The settings by the names they have in JSON, with their flags."""
 
@@ -160,6 +215,7 @@ _MINIMUM = {
     "min_dwell_steps": 1,
     "alternate_period_steps": 1,
     "catch_up_tokens": 1,
+    "measure_seconds": 1,
 }
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_adaptive_spec.clock import StepClock
+from sglang_adaptive_spec import calibration
+from sglang_adaptive_spec.clock import StepClock, StepTime
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
+from sglang_adaptive_spec.costs import StepCosts
+from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
+from sglang_adaptive_spec.engine.samples import SampleRelay
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
@@ -35,10 +40,9 @@ class AdaptiveEngine:
         policy = make_policy(settings)
         self.settings = settings
         # What a server that was held in one mode goes back to.
-        self._by_load = settings
+        self._unheld = settings
         self.release = release
-        self._server_args = server_args
-        self.controller = Controller(policy)
+        self.controller = Controller(policy, dry_run=settings.dry_run)
         self.clock = StepClock()
         self.runtime: PlainRuntime | None = None
         self._keeps_draft = policy.returns_to_spec
@@ -49,6 +53,15 @@ class AdaptiveEngine:
         # Verify results still on their way to the host: while there are any, the host's committed lengths lag.
         self._unresolved_spec_steps = 0
         self._scoped_plan: StepPlan | None = None
+        # Known once the worker is.
+        self.costs: StepCosts | None = None
+        self.measured_sizes = 0
+        self.measure_seconds = 0.0
+        self._measuring = False
+        self._setup: dict[str, Any] = {}
+        self._most_requests: int | None = None
+        self._spec_graph_sizes: tuple[int, ...] = ()
+        self._samples = SampleRelay(1, lambda value: value, self._learn)
 
     # --- start -------------------------------------------------------------------------------------------
 
@@ -59,30 +72,83 @@ class AdaptiveEngine:
             Refusal: the loaded model can't be served.
         """
         self.release.check_worker(worker)
-        if self.controller.policy.needs_plain:
-            chunk_tokens = self.settings.catch_up_tokens if self._keeps_draft else None
-            if chunk_tokens is not None:
-                from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
+        if not self.controller.policy.needs_plain:
+            return None
+        self._most_requests = self.release.most_requests(worker)
+        self._spec_graph_sizes = self.release.spec_graph_sizes(worker)
+        self._check_reach(self.settings)
+        chunk_tokens = self.settings.catch_up_tokens if self._keeps_draft else None
+        if chunk_tokens is not None:
+            from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
 
-                rows, context_tokens = self.release.rows_in_all(worker), self.release.context_tokens(worker)
-                # Before minutes of graph capture, not after.
-                if chunk_tokens >= context_tokens:
-                    raise Refusal(
-                        f"{chunk_tokens} tokens are to wait for the draft, of a context of {context_tokens}.",
-                        "Catching up takes the room of that many tokens, so it would never come to it.",
-                        "Choose a smaller --adaptive-spec-catch-up-tokens.",
-                    )
-                self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
-            self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
+            rows, context_tokens = self.release.rows_in_all(worker), self.release.context_tokens(worker)
+            # Before minutes of graph capture, not after.
+            if chunk_tokens >= context_tokens:
+                raise Refusal(
+                    f"{chunk_tokens} tokens are to wait for the draft, of a context of {context_tokens}.",
+                    "Catching up takes the room of that many tokens, so it would never come to it.",
+                    "Choose a smaller --adaptive-spec-catch-up-tokens.",
+                )
+            self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
+        saved = self._read_costs(worker)
+        self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
+        self.costs = self._find_costs(worker, self.runtime, saved)
+        self.controller.policy = self._make_policy(self.settings)
+        ranks = self.release.ranks(worker)
+        self._samples = SampleRelay(ranks, lambda value: self.release.from_rank_0(worker, value), self._learn)
         return self.runtime
+
+    def _make_policy(self, settings: Settings) -> Policy:
+        most = max(self._spec_graph_sizes, default=None)
+        # Without graphs a mode runs at any size.
+        reach = most if most is not None and self._most_requests is not None and most < self._most_requests else None
+        return make_policy(settings, self.costs, reach, self._most_accepted_tokens)
+
+    def _read_costs(self, worker: Any) -> Mapping[str, Any] | None:
+        self._setup = self.release.setup(worker)
+        path = self.settings.costs
+        if path is None:
+            return None
+        saved = calibration.load(path)
+        saved.check(self._setup, path)
+        return saved.costs
+
+    def _find_costs(self, worker: Any, runtime: PlainRuntime, saved: Mapping[str, Any] | None) -> StepCosts:
+        buckets = {Mode.SPEC: self._spec_graph_sizes, Mode.PLAIN: runtime.graph_sizes}
+        if saved is not None:
+            try:
+                return StepCosts.from_json(saved, buckets)
+            except ValueError as error:
+                raise calibration.unreadable(self.settings.costs, error) from error
+        costs = StepCosts(buckets)
+        if self.settings.policy != "auto":
+            return costs
+        assert self._most_requests is not None
+        start = time.perf_counter()
+        self._measuring = True
+        try:
+            sizes = sizes_to_measure(self._spec_graph_sizes, runtime.graph_sizes, self._most_requests)
+            seconds = self.settings.measure_seconds
+            self.measured_sizes = measure(self.release, worker, runtime, costs, sizes, seconds)
+        except Exception as error:
+            self.controller.complain("step times could not be measured at start; serving will show them", error)
+            costs = StepCosts(buckets)
+        finally:
+            self._measuring = False
+        self.measure_seconds = time.perf_counter() - start
+        return costs
+
+    def _check_reach(self, settings: Settings) -> None:
+        self.release.check_reach(settings, self._most_requests, self._spec_graph_sizes)
 
     # --- preparation -------------------------------------------------------------------------------------
 
     def plan(self, batch: Any) -> StepPlan:
         """Decide the mode of the step being prepared, and stamp it on the batch."""
-        requests = self.release.batch_size(batch)
-        decision = self.controller.decide(requests, lambda: self._spec_fits(batch))
-        plan = StepPlan(decision, requests)
+        self._samples.at_step(self.controller.steps.total())
+        requests, context_tokens = self.release.batch_size(batch), self.release.mean_context_tokens(batch)
+        decision = self.controller.decide(requests, lambda: self._spec_fits(batch), context_tokens)
+        plan = StepPlan(decision, requests, context_tokens)
         if decision.mode is Mode.PLAIN:
             plan.reserve_tokens = self._plain_reserve_tokens()
         self.release.stamp(batch, plan)
@@ -138,6 +204,8 @@ class AdaptiveEngine:
             upstream: SGLang's own forward.
             prepare: SGLang's own preparation of a decode batch, for a fallback.
         """
+        if self._measuring:
+            return upstream()
         if not self.release.is_decode(batch):
             self.clock.interrupted()
             return self._run_prefill(worker, batch, publish, upstream)
@@ -166,7 +234,9 @@ class AdaptiveEngine:
 
     def _note_launch(self, mode: Mode, batch: Any) -> None:
         # The step prepared last is the one launched now.
-        self.clock.launched(mode, self.release.batch_size(batch), self.controller.steps.total() - 1)
+        plan = self.release.plan_of(batch)
+        context_tokens = plan.context_tokens if plan else 0
+        self.clock.launched(mode, self.release.batch_size(batch), self.controller.steps.total() - 1, context_tokens)
 
     def _run_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
         assert self.runtime is not None, "no policy asks for plain steps that can't be run"
@@ -237,11 +307,18 @@ class AdaptiveEngine:
         timed = self.clock.processed(mode)
         if timed is not None:
             self.controller.note_time(timed)
+            self._samples.take(timed)
         if self.runtime is None:
             # Nobody decides where there is nothing to decide, so nobody has counted the step.
             self.controller.steps[mode] += 1
         self.controller.note_result(mode, *self.release.result_counts(batch, result))
         return processed
+
+    def _learn(self, timed: StepTime) -> None:
+        self.controller.learn(timed)
+        # The policy that measures keeps the costs itself; under any other they are for a later change of policy.
+        if self.costs is not None and self.settings.policy != "auto" and timed.after is timed.mode:
+            self.costs.observe(timed.mode, timed.requests, timed.context_tokens, timed.seconds)
 
     # --- control -----------------------------------------------------------------------------------------
 
@@ -257,25 +334,26 @@ class AdaptiveEngine:
                 "What failed once may fail again, and the next time a request may be lost.",
                 "Restart it; the log says what failed.",
             )
-        settings = self._by_load.with_changes(asked)
-        self.release.check_reach(self._server_args, settings)
-        policy: Policy = make_policy(settings)
+        settings = self._unheld.with_changes(asked)
+        self._check_reach(settings)
+        policy = self._make_policy(settings)
         if policy.needs_plain and self.runtime is None:
             raise Refusal(
                 "This server can't run plain steps.",
                 "It was started with the fixed policy 'spec', so no plain graphs were built.",
-                "Start it with the policy 'threshold'.",
+                "Start it with the policy 'auto' or 'threshold'.",
             )
         if policy.initial_mode is Mode.SPEC and not self._keeps_draft and self.runtime is not None:
             raise Refusal(
                 "This server can't return to speculation.",
                 "It was started with the fixed policy 'plain', so the draft was never kept up to date.",
-                "Start it with the policy 'threshold'.",
+                "Start it with the policy 'auto' or 'threshold'.",
             )
         self.settings = settings
-        if settings.policy == "threshold":
-            self._by_load = settings
+        if settings.policy in ("auto", "threshold"):
+            self._unheld = settings
         self.controller.policy = policy
+        self.controller.dry_run = settings.dry_run
         logger.info("adaptive-spec: settings are now %s", settings.to_json())
 
     def snapshot(self) -> dict[str, Any]:
@@ -290,4 +368,9 @@ class AdaptiveEngine:
             "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],
             "catch_ups": self.catch_ups,
             "catch_up_tokens": self.catch_up_tokens,
+            "most_requests": self._most_requests,
+            "spec_graph_sizes": list(self._spec_graph_sizes),
+            "setup": self._setup,
+            "measured_sizes": self.measured_sizes,
+            "step_costs": self.costs.table() if self.costs is not None else [],
         }

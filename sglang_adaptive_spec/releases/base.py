@@ -36,6 +36,17 @@ class PlainRuntime:
     graph_sizes: tuple[int, ...]
 
 
+class IdleBatch(Protocol):
+    """Decode steps on made-up requests of one length, which every step starts from again."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Length of each request before the step."""
+
+    def seconds_a_step(self, mode: Mode, steps: int) -> float:
+        """Launch some steps in a row and divide the time by their number."""
+
+
 class Release(Protocol):
     """The border to SGLang: its layout is known to the implementations of this, and to ``patches/``."""
 
@@ -58,8 +69,22 @@ class Release(Protocol):
             Refusal: what can't be served, why, and what to do.
         """
 
-    def check_reach(self, server_args: Any, settings: Settings) -> None:
+    def take_limits(self, server_args: Any, settings: Settings, most_spec_requests: int | None) -> None:
+        """Give a server that may switch the limits that it would have without speculation, where none were asked for.
+
+        Args:
+            server_args: Resolved arguments, changed in place.
+            settings: What was asked of the plugin.
+            most_spec_requests: No batch larger than this will speculate; None where any may.
+        """
+
+    def check_reach(self, settings: Settings, most_requests: int | None, spec_graph_sizes: tuple[int, ...]) -> None:
         """Refuse settings that no load could bring into play.
+
+        Args:
+            settings: What was asked of the plugin.
+            most_requests: Requests that may run at once; None before that is settled.
+            spec_graph_sizes: Batch sizes with speculative graphs; empty before they are built, and without graphs.
 
         Raises:
             Refusal: what can't happen, why, and what to do.
@@ -81,6 +106,9 @@ class Release(Protocol):
 
     def plan_of(self, batch: Any) -> StepPlan | None:
         """The plan on a decode batch; None on any other."""
+
+    def mean_context_tokens(self, batch: Any) -> int:
+        """About how long the batch's requests are, from what the host knows; equal on every rank."""
 
     def host_seq_lens(self, batch: Any) -> Any:
         """Lengths before the step from what the host has committed, ``[batch_size]`` int64 on the CPU.
@@ -109,6 +137,29 @@ class Release(Protocol):
         Args:
             catch_up_tokens: Positions of a request that may wait for the draft; None for a draft never used again.
         """
+
+    def most_requests(self, worker: Any) -> int:
+        """Requests that may run at once."""
+
+    def spec_graph_sizes(self, worker: Any) -> tuple[int, ...]:
+        """Batch sizes that speculative graphs were captured for; empty where graphs are off."""
+
+    def idle_batch(
+        self, worker: Any, runtime: PlainRuntime, requests: int, context_tokens: int
+    ) -> AbstractContextManager[IdleBatch | None]:
+        """Made-up requests on a server that serves nothing yet, to time steps on; None where there is no room."""
+
+    def ranks(self, worker: Any) -> int:
+        """Tensor-parallel ranks."""
+
+    def rank(self, worker: Any) -> int:
+        """This process among them."""
+
+    def from_rank_0(self, worker: Any, value: Any) -> Any:
+        """Rank 0's value, on every rank; all of them have to ask at the same point."""
+
+    def setup(self, worker: Any) -> dict[str, Any]:
+        """What step times depend on, by name, as plain JSON types."""
 
     def rows_in_all(self, worker: Any) -> int:
         """Rows of ``req_to_token``."""

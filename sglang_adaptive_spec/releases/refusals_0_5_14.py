@@ -37,12 +37,6 @@ _UNSERVED = (
         lambda a: a.enable_multi_layer_eagle,
         "It runs another worker, with one draft KV cache a layer to keep true.",
     ),
-    _Unserved(
-        "--tp-size above 1",
-        lambda a: a.tp_size > 1,
-        "That all ranks switch at the same step follows from the design but has not been proven on several GPUs yet.",
-        "Use one GPU a server, or start without this plugin.",
-    ),
     _Unserved("--pp-size above 1", lambda a: a.pp_size > 1, "SGLang does not speculate with pipeline stages."),
     _Unserved(
         "--enable-dp-attention",
@@ -81,7 +75,7 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
             "needs another way that is not built yet.",
             "Use EAGLE, EAGLE3 or NEXTN, or start without this plugin.",
         )
-    refuse_unreachable(server_args, settings)
+    refuse_unreachable(settings, server_args.max_running_requests)
     found = [feature for feature in _UNSERVED if feature.asked(server_args)]
     found += _unserved_models(server_args)
     found += _unserved_hidden_states(server_args, settings)
@@ -95,21 +89,33 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
         )
 
 
-def refuse_unreachable(server_args: Any, settings: Settings) -> None:
-    """Refuse a threshold that the number of running requests never exceeds.
+def refuse_unreachable(settings: Settings, most_requests: int | None, spec_graph_sizes: tuple[int, ...] = ()) -> None:
+    """Refuse a threshold that the number of running requests never exceeds, or that speculation can't follow.
+
+    Args:
+        settings: What was asked of the plugin.
+        most_requests: Requests that may run at once; None where the memory is yet to decide.
+        spec_graph_sizes: Batch sizes with speculative graphs; empty where that is not known, or graphs are off.
 
     Raises:
         Refusal: naming both numbers.
     """
-    most_requests = server_args.max_running_requests
-    if settings.policy != "threshold" or most_requests is None or settings.threshold_requests < most_requests:
+    if settings.policy != "threshold":
         return
-    raise Refusal(
-        f"The threshold of {settings.threshold_requests} requests is out of reach: at most {most_requests} ever run.",
-        "So the server would speculate always. With speculation on, SGLang runs at most 48 requests unless told "
-        "otherwise.",
-        f"Give --max-running-requests above {settings.threshold_requests}, or a lower threshold.",
-    )
+    threshold = settings.threshold_requests
+    if most_requests is not None and threshold >= most_requests:
+        raise Refusal(
+            f"The threshold of {threshold} requests is out of reach: at most {most_requests} ever run.",
+            "So the server would speculate always.",
+            f"Give --max-running-requests above {threshold} if the memory allows it, or a lower threshold.",
+        )
+    if spec_graph_sizes and threshold > max(spec_graph_sizes):
+        raise Refusal(
+            f"The threshold of {threshold} requests is above the largest speculative graph, of "
+            f"{max(spec_graph_sizes)}.",
+            "Between the two the server would speculate without CUDA graphs, slower than either mode.",
+            f"Start the server with a threshold of {threshold}, or with --cuda-graph-max-bs-decode of as many.",
+        )
 
 
 def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[_Unserved]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -20,11 +20,14 @@ from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
-from sglang_adaptive_spec.releases.base import PlainRuntime
+from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
 from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
+from sglang_adaptive_spec.releases.setup_0_5_14 import describe_setup
+from sglang_adaptive_spec.releases.step_bench_0_5_14 import idle_batch
 
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
+_PLAIN_GRAPH_SIZES = "adaptive_spec_plain_graph_sizes"
 
 _LOGITS_BYTES = 2**30
 _BYTES_A_LOGIT = 6  # in the model's 16 bits, and once more in float32
@@ -125,8 +128,20 @@ class Sglang0514:
     def preflight(self, server_args: Any, settings: Settings) -> None:
         refuse_unserved(server_args, settings)
 
-    def check_reach(self, server_args: Any, settings: Settings) -> None:
-        refuse_unreachable(server_args, settings)
+    def take_limits(self, server_args: Any, settings: Settings, most_spec_requests: int | None) -> None:
+        config = server_args.cuda_graph_config.decode
+        # SGLang's own account of what the user gave.
+        if ("decode", "bs") in server_args._cuda_graph_config_locked or not config.bs or config.max_bs is None:
+            return
+        with _swapped(server_args, speculative_algorithm=None):
+            plain_sizes = server_args._generate_decode_cuda_graph_batch_sizes(config.max_bs)
+        # No declared field, and still carried to the scheduler's process.
+        setattr(server_args, _PLAIN_GRAPH_SIZES, plain_sizes)
+        if most_spec_requests is not None and most_spec_requests < config.max_bs:
+            config.bs = [size for size in config.bs if size < most_spec_requests] + [most_spec_requests]
+
+    def check_reach(self, settings: Settings, most_requests: int | None, spec_graph_sizes: tuple[int, ...]) -> None:
+        refuse_unreachable(settings, most_requests, spec_graph_sizes)
 
     def speculates(self, server_args: Any) -> bool:
         return server_args.speculative_algorithm is not None
@@ -151,6 +166,12 @@ class Sglang0514:
         # Preparation has already claimed the slot of this step, hence the -1.
         # By way of numpy, which reads a list of numbers in a third of torch's time.
         return torch.from_numpy(np.array([req.kv_committed_len - 1 for req in batch.reqs], dtype=np.int64))
+
+    def mean_context_tokens(self, batch: Any) -> int:
+        lengths = batch.seq_lens_cpu
+        if lengths is not None and len(lengths) == len(batch.reqs):
+            return int(lengths.sum()) // max(1, len(lengths))
+        return sum(req.kv_committed_len for req in batch.reqs) // max(1, len(batch.reqs))
 
     def most_accepted_tokens(self, server_args: Any) -> int:
         return int(server_args.speculative_num_steps) + 1
@@ -229,6 +250,9 @@ class Sglang0514:
             backend.decode_attention_backend_str = live.decode_attention_backend_str
             if not isinstance(runner.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                 return backend, runner.decode_cuda_graph_runner, ()
+            config = runner.server_args.cuda_graph_config.decode
+            plain_sizes = getattr(runner.server_args, _PLAIN_GRAPH_SIZES, config.bs)
+            stack.enter_context(_swapped(config, bs=plain_sizes))
             graphs = DecodeCudaGraphRunner(runner, attn_backend=backend)
             return backend, graphs, tuple(graphs.capture_bs)
 
@@ -252,6 +276,35 @@ class Sglang0514:
             device=worker.device,
         )
         return DraftSync(attn_backend, ring, _launch_tokens(draft.draft_runner), self.context_tokens(worker))
+
+    def most_requests(self, worker: Any) -> int:
+        return int(worker.target_worker.model_runner.max_running_requests)
+
+    def spec_graph_sizes(self, worker: Any) -> tuple[int, ...]:
+        from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
+
+        graphs = worker.target_worker.model_runner.decode_cuda_graph_runner
+        return tuple(graphs.capture_bs) if isinstance(graphs, DecodeCudaGraphRunner) else ()
+
+    def idle_batch(
+        self, worker: Any, runtime: PlainRuntime, requests: int, context_tokens: int
+    ) -> AbstractContextManager[IdleBatch | None]:
+        def run_plain(batch: Any) -> Any:
+            return self.run_plain_decode(worker, runtime, batch, None)
+
+        return idle_batch(worker, run_plain, requests, context_tokens)
+
+    def ranks(self, worker: Any) -> int:
+        return int(worker.server_args.tp_size)
+
+    def rank(self, worker: Any) -> int:
+        return int(worker.tp_rank)
+
+    def from_rank_0(self, worker: Any, value: Any) -> Any:
+        return worker.target_worker.model_runner.tp_group.broadcast_object(value, src=0)
+
+    def setup(self, worker: Any) -> dict[str, Any]:
+        return describe_setup(worker)
 
     def rows_in_all(self, worker: Any) -> int:
         return int(worker.req_to_token_pool.req_to_token.shape[0])

@@ -43,6 +43,16 @@ def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
     return wrapper
 
 
+class NoCommunicator:
+    """In place of a communicator for GPUs, which says of itself that it is not to be used."""
+
+    disabled = True
+    available = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
 def _same(model: Callable[P, R] | None = None, **options: Any) -> Any:
     """`torch.compile`, called on a function, or with options to make a decorator."""
     return model if model is not None else lambda function: function

@@ -42,6 +42,14 @@ def _server_arguments(module: Any) -> None:
     module.ServerArgs.__post_init__ = server_defaults.before(module.ServerArgs.__post_init__)
 
 
+@_after_import_of("sglang.srt.distributed.device_communicators.pynccl")
+def _nccl(module: Any) -> None:
+    from sglang_cpu_engine import device
+
+    # Asked for by every tensor-parallel group; on a CPU it is never used, as collectives go through gloo.
+    module.PyNcclCommunicator = device.NoCommunicator
+
+
 @_after_import_of("sglang.srt.layers.attention.attention_registry")
 def _attention(module: Any) -> None:
     from sglang_cpu_engine.attention import factory

@@ -1,6 +1,7 @@
 """Defaults of server arguments where SGLang's own make no sense on a CPU. What the user gives wins."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ def before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
             args.disable_cuda_graph = True
             if args.max_total_tokens is None:
                 args.max_total_tokens = MAX_TOTAL_TOKENS
+            if args.tp_size > 1:
+                # SGLang binds a rank to a NUMA node, of which there may be one; all ranks may use all cores.
+                cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+                os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * args.tp_size))
         post_init(args)
 
     return wrapper

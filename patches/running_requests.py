@@ -1,0 +1,37 @@
+"""Leave the number of running requests to what it would be without speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_adaptive_spec.activate import Plugin
+from sglang_adaptive_spec.patching import Patch
+
+_NOT_NONE = 1
+
+
+def _leave_open(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
+    del instance
+    server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
+    if server_args.max_running_requests is not None or not plugin.lifts_request_limit:
+        return original(*args, **kwargs)
+    # Any number keeps it from 48, and from saying so.
+    server_args.max_running_requests = _NOT_NONE
+    try:
+        return original(*args, **kwargs)
+    finally:
+        server_args.max_running_requests = None
+
+
+PATCHES = (
+    Patch(
+        target="sglang.srt.arg_groups.speculative_hook:_handle_eagle_family",
+        wrapper=_leave_open,
+        why="With speculation SGLang falls to 48 running requests unless told otherwise, since speculation pays for "
+        "few. A server that can go plain holds as many as the memory does, as one without speculation would.",
+        upstream="none",
+        remove_when="The limit is left to the memory upstream, too.",
+        for_plain=False,
+    ),
+)
