@@ -87,7 +87,7 @@ class Plugin:
         most_spec_requests = settings.disable_batch_threshold
         if settings.costs is not None:
             most_spec_requests = calibration.load(settings.costs).most_spec_requests
-        self.release.take_limits(server_args, settings, most_spec_requests)
+        self.release.take_limits(server_args, most_spec_requests)
 
     @property
     def engine(self) -> Any:
@@ -112,6 +112,8 @@ class Plugin:
                 f"plain above {settings.threshold_requests} running requests, "
                 f"spec again at {settings.resume_threshold_requests}"
             )
+        elif policy == "auto":
+            policy = f"auto, {self._engine.costs_origin}"
         built = "no plain graphs (not needed)"
         if runtime is not None:
             graphs = f"{len(runtime.graph_sizes)} sizes" if runtime.graph_sizes else "none, steps run eagerly"

@@ -98,8 +98,8 @@ class Settings:
         if self.disable_batch_threshold is None:
             raise Refusal(
                 "No batch threshold was given.",
-                "The policy 'threshold' goes by nothing else, and no number is right for every model, GPU and attention "
-                "backend (from below 8 to above 200 in public reports).",
+                "The policy 'threshold' goes by nothing else, and no number is right for every model, GPU and "
+                "attention backend (from below 8 to above 200 in public reports).",
                 "Give --speculative-disable-batch-threshold N (plain when more than N requests run) or its JSON name "
                 "disable_batch_threshold, or leave the choice to the policy 'auto', which measures.",
             )

@@ -138,6 +138,13 @@ class AdaptiveEngine:
         self.measure_seconds = time.perf_counter() - start
         return costs
 
+    @property
+    def costs_origin(self) -> str:
+        """Where the step times come from, for a log line."""
+        if self.settings.costs is not None:
+            return f"step times from {self.settings.costs}"
+        return f"step times of {self.measured_sizes} batch sizes measured in {self.measure_seconds:.1f} s"
+
     def _check_reach(self, settings: Settings) -> None:
         self.release.check_reach(settings, self._most_requests, self._spec_graph_sizes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -69,12 +69,13 @@ class Release(Protocol):
             Refusal: what can't be served, why, and what to do.
         """
 
-    def take_limits(self, server_args: Any, settings: Settings, most_spec_requests: int | None) -> None:
-        """Give a server that may switch the limits that it would have without speculation, where none were asked for.
+    def take_limits(self, server_args: Any, most_spec_requests: int | None) -> None:
+        """Give each mode graphs for the batches that it may run, where the user named no sizes.
+
+        Plain steps get those of a server without speculation.
 
         Args:
             server_args: Resolved arguments, changed in place.
-            settings: What was asked of the plugin.
             most_spec_requests: No batch larger than this will speculate; None where any may.
         """
 
@@ -88,6 +89,16 @@ class Release(Protocol):
 
         Raises:
             Refusal: what can't happen, why, and what to do.
+        """
+
+    def offline_engine(
+        self, arguments: Sequence[str], once_parsed: Callable[[], None]
+    ) -> AbstractContextManager[dict[str, Any]]:
+        """Start a server without HTTP from the arguments of launch_server, and stop it; its block in /server_info.
+
+        Args:
+            arguments: As on the command line.
+            once_parsed: Called before any process starts, when the plugin's flags are in the environment.
         """
 
     def speculates(self, server_args: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,16 +74,20 @@ class Sglang0514:
 
     names = ("0.5.14",)
     relies_on = (
+        "sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast_object",
         "sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extras",
         "sglang.srt.managers.overlap_utils:FutureMap.publish",
         "sglang.srt.managers.overlap_utils:FutureMap.stash",
+        "sglang.srt.managers.overlap_utils:decide_needs_cpu_seq_lens",
         "sglang.srt.managers.overlap_utils:resolve_forward_inputs",
         "sglang.srt.managers.schedule_batch:ScheduleBatch.check_decode_mem",
         "sglang.srt.managers.schedule_batch:ScheduleBatch.copy",
         "sglang.srt.managers.schedule_batch:ScheduleBatch.filter_batch",
+        "sglang.srt.managers.schedule_batch:ScheduleBatch.init_new",
         "sglang.srt.managers.schedule_batch:ScheduleBatch.merge_batch",
         "sglang.srt.managers.schedule_batch:ScheduleBatch.new_tokens_required_next_decode",
         "sglang.srt.managers.schedule_batch:ScheduleBatch._new_tokens_required_next_decode_spec_v2",
+        "sglang.srt.managers.schedule_batch:Req.__init__",
         "sglang.srt.managers.schedule_batch:Req._cache_commit_len",
         "sglang.srt.managers.schedule_batch:Req.pop_overallocated_kv_cache",
         "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier",
@@ -98,6 +102,8 @@ class Sglang0514:
         f"{_RESULT_PROCESSOR}._resolve_spec_v2_tokens",
         "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
         "sglang.srt.managers.utils:GenerationBatchResult.copy_to_cpu",
+        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.backup_state",
+        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.restore_state",
         "sglang.srt.mem_cache.common:alloc_paged_token_slots_extend",
         "sglang.srt.mem_cache.common:alloc_token_slots",
         "sglang.srt.mem_cache.common:get_alloc_len_per_decode",
@@ -105,12 +111,18 @@ class Sglang0514:
         "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
         "sglang.srt.model_executor.model_runner:ModelRunner._forward_raw",
         "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+        "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
+        "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture",
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.__init__",
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.can_run_graph",
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.execute",
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.load_batch",
         "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.recapture_if_needed",
         "sglang.srt.model_executor.runner.eager_runner:EagerRunner.__init__",
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch",
+        "sglang.srt.server_args:ServerArgs._generate_decode_cuda_graph_batch_sizes",
+        "sglang.srt.server_args:ServerArgs._parse_cuda_graph_config",
+        "sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft",
         "sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
         "sglang.srt.speculative.eagle_info:EagleDraftInput.filter_batch",
         "sglang.srt.speculative.eagle_info:EagleDraftInput.merge_batch",
@@ -128,7 +140,7 @@ class Sglang0514:
     def preflight(self, server_args: Any, settings: Settings) -> None:
         refuse_unserved(server_args, settings)
 
-    def take_limits(self, server_args: Any, settings: Settings, most_spec_requests: int | None) -> None:
+    def take_limits(self, server_args: Any, most_spec_requests: int | None) -> None:
         config = server_args.cuda_graph_config.decode
         # SGLang's own account of what the user gave.
         if ("decode", "bs") in server_args._cuda_graph_config_locked or not config.bs or config.max_bs is None:
@@ -142,6 +154,25 @@ class Sglang0514:
 
     def check_reach(self, settings: Settings, most_requests: int | None, spec_graph_sizes: tuple[int, ...]) -> None:
         refuse_unreachable(settings, most_requests, spec_graph_sizes)
+
+    @contextmanager
+    def offline_engine(
+        self, arguments: Sequence[str], once_parsed: Callable[[], None]
+    ) -> Iterator[dict[str, Any]]:
+        from sglang.srt.plugins import load_plugins
+
+        load_plugins()
+        from sglang import Engine
+        from sglang.srt.server_args import prepare_server_args
+
+        server_args = prepare_server_args(list(arguments))
+        once_parsed()
+        engine = Engine(server_args=server_args)
+        try:
+            state: dict[str, Any] = engine.get_server_info()["internal_states"][0]["adaptive_spec"]
+            yield state
+        finally:
+            engine.shutdown()
 
     def speculates(self, server_args: Any) -> bool:
         return server_args.speculative_algorithm is not None
@@ -171,7 +202,7 @@ class Sglang0514:
         lengths = batch.seq_lens_cpu
         if lengths is not None and len(lengths) == len(batch.reqs):
             return int(lengths.sum()) // max(1, len(lengths))
-        return sum(req.kv_committed_len for req in batch.reqs) // max(1, len(batch.reqs))
+        return int(sum(req.kv_committed_len for req in batch.reqs)) // max(1, len(batch.reqs))
 
     def most_accepted_tokens(self, server_args: Any) -> int:
         return int(server_args.speculative_num_steps) + 1

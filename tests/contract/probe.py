@@ -111,7 +111,12 @@ def _run(start: dict, facts) -> None:
     try:
         if start["flags"]:
             arguments = prepare_server_args(start["flags"])
-            found = {"speculative_adaptive": arguments.speculative_adaptive}
+            found = {
+                "speculative_adaptive": arguments.speculative_adaptive,
+                "max_running_requests": arguments.max_running_requests,
+                "spec_graph_sizes": arguments.cuda_graph_config.decode.bs,
+                "plain_graph_sizes": getattr(arguments, "adaptive_spec_plain_graph_sizes", None),
+            }
     finally:
         # Before the targets are imported, and also when SystemExit ends the start.
         found["our_modules"] = sorted(name for name in sys.modules if name.split(".")[0] == "sglang_adaptive_spec")

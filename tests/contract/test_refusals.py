@@ -53,7 +53,6 @@ def test_the_help_lists_our_flags_and_sglangs(probe):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((), "No batch threshold was given"),
         ((POLICY, "threshold"), "No batch threshold was given"),
         ((N, "0"), "(disable_batch_threshold in JSON) is 0"),
         ((N, "-3"), "(disable_batch_threshold in JSON) is -3"),
@@ -125,7 +124,6 @@ def test_another_algorithm_is_refused(probe, model, draft, algorithm):
     [
         "--speculative-adaptive",
         "--enable-multi-layer-eagle",
-        "--tp-size 2",
         "--pp-size 2",
         "--dp-size 2",
         "--disaggregation-mode decode",
@@ -150,7 +148,7 @@ def test_a_feature_not_yet_proven_is_refused_by_its_flag(probe, eagle3, flags):
 def test_several_features_are_named_in_one_message(probe, eagle3):
     flags = "--dp-size 2 --tp-size 2 --enable-dp-attention --enable-torch-compile --speculative-adaptive"
     refusal = probe.start(*eagle3, *THRESHOLD, *flags.split()).refusal
-    named = ["--speculative-adaptive", "--tp-size", "--dp-size", "--enable-dp-attention", "--enable-torch-compile"]
+    named = ["--speculative-adaptive", "--dp-size", "--enable-dp-attention", "--enable-torch-compile"]
     assert all(name in refusal for name in named)
     assert "are not served" in refusal
 

@@ -111,6 +111,7 @@ def serve(
     *,
     settings: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
+    common: Sequence[str] = COMMON,
 ) -> Iterator[Server]:
     """Start a server, wait until it answers, and stop it with all its children.
 
@@ -119,11 +120,12 @@ def serve(
         arguments: Arguments of launch_server, after the ones common to all tests.
         settings: The plugin's settings; None leaves it inactive.
         env: Further environment variables.
+        common: Arguments in place of those common to all tests.
     """
     config = {"SGLANG_ADAPTIVE_SPEC_CONFIG": json.dumps(dict(settings))} if settings else {}
     process = ServerProcess(
         name="test",
-        arguments=["--model-path", str(TARGET), *COMMON, *arguments],
+        arguments=["--model-path", str(TARGET), *common, *arguments],
         environment=environment({**STRICT, **FORK, **config, **(env or {})}, plugin=settings is not None),
         log=log,
     )

@@ -1,3 +1,4 @@
+import json
 import logging
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
@@ -6,6 +7,7 @@ import pytest
 
 from sglang_adaptive_spec import activate as activate_module
 from sglang_adaptive_spec.activate import DRIFT_VARIABLE, Plugin, activate, check_lock, installed_sglang
+from sglang_adaptive_spec.calibration import Calibration
 from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.releases import lock
@@ -137,9 +139,53 @@ def test_settings_without_speculation_are_refused(plugin, monkeypatch):
     assert CONFIG_VARIABLE in caught.value.remedy
 
 
-def test_speculation_without_settings_is_refused_for_want_of_a_threshold(plugin):
-    with pytest.raises(Refusal, match="No batch threshold was given"):
-        plugin.check("speculative")
+def test_speculation_without_settings_is_left_to_the_policy_that_measures(plugin):
+    plugin.check("speculative")
+    assert plugin.release.checked == [Settings(policy="auto")]
+
+
+@pytest.mark.parametrize(
+    ("config", "lifts"),
+    [
+        ("{}", True),
+        ('{"policy": "plain"}', True),
+        ('{"disable_batch_threshold": 8}', True),
+        ('{"policy": "spec"}', False),
+        ('{"dry_run": true}', False),
+        ('{"policy": "no such"}', False),
+    ],
+)
+def test_the_request_limit_is_lifted_where_plain_steps_may_run(plugin, monkeypatch, config, lifts):
+    monkeypatch.setenv(CONFIG_VARIABLE, config)
+    assert plugin.lifts_request_limit is lifts
+
+
+@pytest.mark.parametrize(
+    ("config", "taken"),
+    [
+        ("{}", [None]),
+        ('{"policy": "plain"}', [None]),
+        ('{"disable_batch_threshold": 8}', [8]),
+        ('{"policy": "spec"}', []),
+        ('{"dry_run": true}', []),
+    ],
+)
+def test_speculation_gets_graphs_for_the_batches_it_can_run_in(plugin, monkeypatch, config, taken):
+    asked = []
+    plugin.release.take_limits = lambda arguments, most_spec_requests: asked.append(most_spec_requests)
+    monkeypatch.setenv(CONFIG_VARIABLE, config)
+    plugin.take_limits("not speculative")
+    plugin.take_limits("speculative")
+    assert asked == taken
+
+
+def test_saved_step_times_say_how_far_speculation_may_win(plugin, monkeypatch, tmp_path):
+    asked = []
+    plugin.release.take_limits = lambda arguments, most_spec_requests: asked.append(most_spec_requests)
+    Calibration({}, {}, 96).save(tmp_path / "costs.json")
+    monkeypatch.setenv(CONFIG_VARIABLE, json.dumps({"costs": str(tmp_path / "costs.json")}))
+    plugin.take_limits("speculative")
+    assert asked == [96]
 
 
 def test_the_release_checks_the_settings_from_the_environment(plugin, monkeypatch):

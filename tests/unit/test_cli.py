@@ -29,7 +29,7 @@ def carried(*flags: str) -> Settings | None:
 
 def test_flags_not_given_are_none():
     ours = {name: value for name, value in vars(parse()).items() if name != "speculative_num_steps"}
-    assert len(ours) == 5
+    assert len(ours) == 7
     assert set(ours.values()) == {None}
 
 
@@ -44,6 +44,9 @@ def test_without_flags_nothing_is_carried():
         ((N, "32"), Settings(disable_batch_threshold=32)),
         ((POLICY, "threshold", N, "32"), Settings(disable_batch_threshold=32)),
         ((POLICY, "plain"), Settings(policy="plain")),
+        ((POLICY, "auto"), Settings()),
+        (("--adaptive-spec-dry-run",), Settings(dry_run=True)),
+        (("--adaptive-spec-costs", "costs.json"), Settings(costs="costs.json")),
         ((POLICY, "spec", DWELL, "2"), Settings(policy="spec", min_dwell_steps=2)),
         (
             (N, "32", M, "5", DWELL, "3"),
@@ -127,5 +130,5 @@ def test_the_help_describes_each_flag(capsys):
     assert "sglang-adaptive-spec:" in text
     assert f"{N} N Decode plainly, without speculation, while more than N requests run." in text
     assert f"{M} M Speculate again once at most M requests run" in text
-    assert f"{POLICY} {{threshold,spec,plain}}" in text
+    assert f"{POLICY} {{auto,threshold,spec,plain}}" in text
     assert f"{DWELL} K Decode steps a mode lasts" in text

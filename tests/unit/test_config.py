@@ -32,7 +32,12 @@ def test_a_threshold_alone_is_enough():
     assert settings.min_dwell_steps == DEFAULT_MIN_DWELL_STEPS
 
 
-@pytest.mark.parametrize("policy", ["spec", "plain", "alternate"])
+def test_without_a_threshold_the_policy_measures():
+    assert Settings().policy == "auto"
+    assert Settings() == Settings(policy="auto")
+
+
+@pytest.mark.parametrize("policy", ["auto", "spec", "plain", "alternate"])
 def test_other_policies_need_no_threshold(policy):
     assert Settings(policy=policy).disable_batch_threshold is None
 
@@ -74,12 +79,13 @@ def test_an_unknown_policy_is_refused_with_the_known_ones(policy):
     assert all(known in refusal.why for known in POLICIES)
 
 
-def test_no_threshold_is_refused_with_the_ways_out():
-    refusal = refusal_of()
+@pytest.mark.parametrize("values", [{"policy": "threshold"}, {"resume_batch_threshold": 4}], ids=str)
+def test_no_threshold_is_refused_with_the_ways_out(values):
+    refusal = refusal_of(**values)
     assert "No batch threshold was given" in refusal.what
-    assert "no safe default" in refusal.why
+    assert "no number is right" in refusal.why
     assert "--speculative-disable-batch-threshold N" in refusal.remedy
-    assert "the policy spec or plain" in refusal.remedy
+    assert "'auto', which measures" in refusal.remedy
 
 
 @pytest.mark.parametrize(("disable", "resume"), [(8, 8), (8, 9), (2, 2), (1, 2)])
@@ -91,7 +97,7 @@ def test_a_resume_threshold_has_to_be_below_the_disable_threshold(disable, resum
     assert "--adaptive-spec-resume-batch-threshold" in refusal.remedy
 
 
-@pytest.mark.parametrize("policy", ["spec", "plain", "alternate"])
+@pytest.mark.parametrize("policy", ["auto", "spec", "plain", "alternate"])
 @pytest.mark.parametrize("name", ["disable_batch_threshold", "resume_batch_threshold"])
 def test_a_threshold_that_the_policy_would_ignore_is_refused(policy, name):
     refusal = refusal_of(policy=policy, **{name: 4})
@@ -116,6 +122,9 @@ def test_unknown_names_are_all_named_beside_the_known_ones():
     [
         Settings(disable_batch_threshold=32),
         Settings(disable_batch_threshold=32, resume_batch_threshold=4, min_dwell_steps=3),
+        Settings(),
+        Settings(dry_run=True, costs="costs.json", measure_seconds=3),
+        Settings(disable_batch_threshold=32, dry_run=True),
         Settings(policy="spec"),
         Settings(policy="plain", min_dwell_steps=1),
         Settings(policy="alternate", alternate_period_steps=7),
@@ -185,4 +194,59 @@ def test_effective_settings_have_the_derived_ones_filled_in():
         "resume_batch_threshold": 6,
         "min_dwell_steps": 8,
         "catch_up_tokens": 32,
+        "dry_run": False,
     }
+
+
+def test_effective_settings_of_the_policy_that_measures():
+    effective = Settings().effective()
+    assert effective["policy"] == "auto"
+    assert effective["measure_seconds"] == 6
+    assert effective["costs"] is None
+
+
+# --- dry run and step times ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["spec", "plain"])
+def test_a_dry_run_of_a_fixed_policy_is_refused(policy):
+    refusal = refusal_of(policy=policy, dry_run=True)
+    assert "nothing to report" in refusal.why
+
+
+@pytest.mark.parametrize("value", [1, "yes", None], ids=repr)
+def test_a_dry_run_is_true_or_false(value):
+    assert "true or false" in refusal_of(dry_run=value).why
+
+
+@pytest.mark.parametrize("values", [{"policy": "plain"}, {"disable_batch_threshold": 8}], ids=str)
+def test_step_times_that_the_policy_would_ignore_are_refused(values):
+    refusal = refusal_of(costs="costs.json", **values)
+    assert "ignored" in refusal.why
+    assert "--adaptive-spec-costs" in refusal.remedy
+
+
+def test_the_name_of_a_file_is_text():
+    assert "the name of a file" in refusal_of(costs=3).why
+
+
+def test_a_server_that_measures_may_be_held_and_goes_back():
+    measuring = Settings(min_dwell_steps=3)
+    assert measuring.with_changes({"policy": "plain"}).policy == "plain"
+    assert measuring.with_changes({"policy": "auto"}) == measuring
+    assert measuring.with_changes({"min_dwell_steps": 5}) == Settings(min_dwell_steps=5)
+    by_load = measuring.with_changes({"disable_batch_threshold": 8})
+    assert (by_load.policy, by_load.threshold_requests) == ("threshold", 8)
+    assert by_load.with_changes({"policy": "auto"}) == measuring
+
+
+@pytest.mark.parametrize("asked", [{"costs": "other.json"}, {"measure_seconds": 9}], ids=str)
+def test_what_is_read_at_start_can_not_change_later(asked):
+    with pytest.raises(Refusal, match="can't change on a running server"):
+        Settings().with_changes(asked)
+
+
+def test_a_dry_run_may_be_ended_and_begun():
+    assert not Settings(dry_run=True).with_changes({"dry_run": False}).dry_run
+    assert Settings(disable_batch_threshold=4).with_changes({"dry_run": True}).dry_run
+    assert Settings(dry_run=True).with_changes({"disable_batch_threshold": 4}).dry_run

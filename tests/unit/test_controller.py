@@ -3,6 +3,7 @@ import logging
 
 import pytest
 
+from sglang_adaptive_spec.clock import StepTime
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
@@ -179,7 +180,10 @@ def test_a_snapshot_is_plain_json():
     last = snapshot.pop("last_switches")
     assert snapshot == {
         "mode": "spec",
+        "dry_run": False,
+        "decided_mode": "spec",
         "steps": {"spec": 2, "plain": 1},
+        "decided_steps": {"spec": 2, "plain": 1},
         "tokens": {"spec": 5, "plain": 0},
         "verified_requests": 2,
         "accept_length": 2.5,
@@ -189,8 +193,82 @@ def test_a_snapshot_is_plain_json():
             "more requests run than the threshold": 1,
         },
         "faults": 1,
+        "explain": {},
     }
     assert [(s["step"], s["from"], s["to"], s["running_requests"]) for s in last] == [
         (1, "spec", "plain", 9),
         (2, "plain", "spec", 1),
     ]
+
+
+# --- what the policy hears -------------------------------------------------------------------------------
+
+
+class Listener(ThresholdPolicy):
+    """Writes down what it hears; hears of more than ten requests with a fault."""
+
+    heard: list = []
+
+    def note_verify(self, requests, tokens):
+        self.heard.append(("verify", requests, tokens))
+        if requests > 10:
+            raise ZeroDivisionError("more than ten")
+
+    def note_step(self, mode, requests, context_tokens, seconds):
+        self.heard.append(("step", mode, requests, context_tokens, seconds))
+
+    def note_switch(self, before, after, seconds):
+        self.heard.append(("switch", before, after, seconds))
+
+    def explain(self):
+        raise ZeroDivisionError("nothing to say")
+
+
+@pytest.fixture
+def listening():
+    Listener.heard.clear()
+    return Controller(Listener(4, 3, 1))
+
+
+def test_the_policy_hears_of_verify_results_alone(listening):
+    listening.note_result(Mode.SPEC, requests=2, tokens=5)
+    listening.note_result(Mode.PLAIN, requests=2, tokens=2)
+    assert Listener.heard == [("verify", 2, 5)]
+
+
+def test_the_policy_hears_of_steps_and_of_switches(listening):
+    listening.learn(StepTime(Mode.PLAIN, 7, 0.5, after=Mode.PLAIN, number=3, context_tokens=900))
+    listening.learn(StepTime(Mode.SPEC, 7, 0.75, after=Mode.PLAIN, number=4, context_tokens=900))
+    assert Listener.heard == [("step", Mode.PLAIN, 7, 900, 0.5), ("switch", Mode.PLAIN, Mode.SPEC, 0.75)]
+
+
+def test_a_policy_that_fails_to_listen_is_a_fault_like_any_other(listening):
+    listening.note_result(Mode.SPEC, requests=11, tokens=20)
+    listening.note_result(Mode.SPEC, requests=2, tokens=5)
+    assert listening.faults == 1
+    assert listening.spec_only
+    assert Listener.heard == [("verify", 11, 20)]
+
+
+def test_a_policy_that_can_not_explain_itself_fails_nobody(listening):
+    assert "nothing to say" in listening.snapshot()["explain"]["error"]
+
+
+def test_a_complaint_is_counted_and_leaves_both_modes(listening, caplog):
+    listening.complain("something went wrong", RuntimeError("because"))
+    assert (listening.faults, listening.spec_only) == (1, False)
+    assert "something went wrong" in caplog.text
+
+
+# --- dry run ---------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_runs_every_step_as_sglang_would(caplog):
+    controller = Controller(ThresholdPolicy(4, 3, 1), dry_run=True)
+    with caplog.at_level(logging.INFO, LOGGER):
+        assert drive(controller, [1, 9, 9, 1], fits_not) == "ssss"
+    assert controller.steps == {Mode.SPEC: 4}
+    assert controller.decided_steps == {Mode.SPEC: 2, Mode.PLAIN: 2}
+    assert caplog.messages[0].startswith("adaptive-spec (dry run): spec -> plain (")
+    assert not controller.can_drop_to_plain
+    assert controller.snapshot()["mode"] == "spec"

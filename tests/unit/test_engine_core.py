@@ -1,11 +1,13 @@
 """The engine on a stand-in for SGLang: which reserve, which path, which account, for each step."""
 
 import json
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sglang_adaptive_spec.calibration import Calibration
 from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.engine.core import AdaptiveEngine
 from sglang_adaptive_spec.errors import PreparationMismatch, Refusal
@@ -25,6 +27,10 @@ RUNTIME = PlainRuntime(
 )
 FIRST_LENGTH = 100
 
+MOST_REQUESTS = 32
+SECONDS = {Mode.SPEC: 0.02, Mode.PLAIN: 0.01}
+
+AUTO = Settings(policy="auto")
 PLAIN = Settings(policy="plain")
 SPEC = Settings(policy="spec")
 EVERY_OTHER = Settings(policy="alternate")
@@ -44,8 +50,13 @@ class FakeRelease:
         self.caught_up: list[tuple[list[int], list[int]]] = []
         self.catch_up_error: Exception | None = None
         self.worker_refusal: Refusal | None = None
+        self.measure_error: Exception | None = None
+        self.tp_size = 1
+        self.broadcasts: list = []
 
-    def check_reach(self, server_args, settings):
+    def check_reach(self, settings, most_requests, spec_graph_sizes):
+        # On a server that only speculates, nobody asked for them.
+        assert (most_requests, spec_graph_sizes) in [(MOST_REQUESTS, (1, 2, 4, 8)), (None, ())]
         if settings.disable_batch_threshold == 99:
             raise Refusal("99 is out of reach", "a reason", "a way out")
 
@@ -75,6 +86,40 @@ class FakeRelease:
     def build_plain_runtime(self, worker, catch_up_tokens):
         self.catch_up_tokens = catch_up_tokens
         return RUNTIME
+
+    def most_requests(self, worker):
+        return MOST_REQUESTS
+
+    def spec_graph_sizes(self, worker):
+        return (1, 2, 4, 8)
+
+    def mean_context_tokens(self, batch):
+        return int(batch.lengths.sum()) // batch.requests
+
+    def ranks(self, worker):
+        return self.tp_size
+
+    def rank(self, worker):
+        return 0
+
+    def from_rank_0(self, worker, value):
+        self.broadcasts.append(value)
+        return value
+
+    def setup(self, worker):
+        return {"model": "a model"}
+
+    @contextmanager
+    def idle_batch(self, worker, runtime, requests, context_tokens):
+        if self.measure_error:
+            raise self.measure_error
+
+        def seconds_a_step(mode, steps):
+            # The wrapped worker comes by the engine, which must let these steps pass.
+            assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang", None) == "sglang"
+            return SECONDS[mode] * requests
+
+        yield SimpleNamespace(context_tokens=context_tokens, seconds_a_step=seconds_a_step)
 
     def rows_in_all(self, worker):
         return 64
@@ -140,6 +185,11 @@ def make_engine(settings: Settings, *, built: bool = True) -> AdaptiveEngine:
 
 def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
     return SimpleNamespace(requests=requests, decode=decode, plan=None, lengths=torch.full((requests,), FIRST_LENGTH))
+
+
+def asked(settings: Settings) -> dict:
+    """Settings as somebody would ask for them on a running server."""
+    return {"policy": settings.policy, **json.loads(settings.to_json())}
 
 
 def reserve(engine: AdaptiveEngine) -> int:
@@ -430,25 +480,25 @@ def test_a_model_that_can_not_be_served_is_refused_before_anything_is_built(sett
     assert engine.runtime is None
 
 
-@pytest.mark.parametrize("wanted", [PLAIN, THRESHOLD, EVERY_OTHER])
+@pytest.mark.parametrize("wanted", [AUTO, PLAIN, THRESHOLD, EVERY_OTHER])
 def test_a_server_without_plain_graphs_refuses_a_policy_that_needs_them(wanted):
     engine = make_engine(SPEC)
     with pytest.raises(Refusal) as caught:
-        engine.use(json.loads(wanted.to_json()))
+        engine.use(asked(wanted))
     assert "can't run plain steps" in caught.value.what
     assert "'spec'" in caught.value.why
-    assert "'threshold'" in caught.value.remedy
+    assert "'auto' or 'threshold'" in caught.value.remedy
     assert engine.settings is SPEC
 
 
-@pytest.mark.parametrize("wanted", [SPEC, THRESHOLD, EVERY_OTHER])
+@pytest.mark.parametrize("wanted", [SPEC, AUTO, THRESHOLD, EVERY_OTHER])
 def test_a_server_that_let_the_draft_go_refuses_to_return_to_it(wanted):
     engine = make_engine(PLAIN)
     with pytest.raises(Refusal) as caught:
-        engine.use(json.loads(wanted.to_json()))
+        engine.use(asked(wanted))
     assert "can't return to speculation" in caught.value.what
     assert "'plain'" in caught.value.why
-    assert "'threshold'" in caught.value.remedy
+    assert "'auto' or 'threshold'" in caught.value.remedy
     assert step(engine) == 1
 
 
@@ -659,3 +709,118 @@ def test_a_switch_behind_a_prefill_has_no_time():
     assert [s["first_step_seconds"] for s in engine.snapshot()["last_switches"]] == [None]
     assert engine.snapshot()["step_seconds"]["spec"] > 0
     assert engine.snapshot()["step_seconds"]["plain"] is None
+
+
+# --- the policy that measures ----------------------------------------------------------------------------
+
+
+def test_step_times_are_measured_at_start_on_the_graphs_that_both_modes_have():
+    engine = make_engine(AUTO)
+    measured = {(row["mode"], row["requests"]): row["start_up_seconds"] for row in engine.snapshot()["step_costs"]}
+    # 8 is no plain graph's size, but where the speculative ones end.
+    assert measured == {
+        (mode.value, requests): pytest.approx(SECONDS[mode] * requests)
+        for mode in Mode
+        for requests in (1, 2, 4, 8)
+    }
+    assert engine.snapshot()["measured_sizes"] == 4
+    assert engine.controller.faults == 0
+    assert engine.snapshot()["steps"] == {"spec": 0, "plain": 0}
+
+
+@pytest.mark.parametrize("settings", [THRESHOLD, PLAIN, SPEC, EVERY_OTHER])
+def test_other_policies_measure_nothing_at_start(settings):
+    assert make_engine(settings).snapshot()["step_costs"] == []
+
+
+def test_a_fault_while_measuring_is_told_and_leaves_the_table_empty_and_both_modes_in_use():
+    release = FakeRelease()
+    release.measure_error = RuntimeError("no kernel")
+    engine = release.engine = AdaptiveEngine(AUTO, release, server_args=None)
+    engine.build(worker=None)
+    assert engine.snapshot()["step_costs"] == []
+    assert engine.controller.faults == 1
+    assert not engine.controller.spec_only
+    step(engine)
+    assert engine.release.ran == ["sglang"]
+
+
+def test_speculation_stops_where_its_graphs_do():
+    engine = make_engine(AUTO)
+    step(engine, requests=9)
+    step(engine, requests=9)
+    assert engine.release.ran == ["plain decode"] * 2
+    assert engine.controller.switches[0].reason is Reason.NO_SPEC_GRAPH
+
+
+def test_what_serving_takes_reaches_the_policy(monkeypatch):
+    engine = make_engine(AUTO)
+    heard = []
+    monkeypatch.setattr(engine.controller.policy, "note_step", lambda *step: heard.append(step))
+    for _ in range(3):
+        step(engine, requests=2)
+    # The first step follows nothing.
+    assert [(mode, requests, context) for mode, requests, context, _ in heard] == [(Mode.SPEC, 2, FIRST_LENGTH)] * 2
+    assert all(seconds > 0 for *_, seconds in heard)
+
+
+def test_step_times_are_kept_under_a_policy_that_needs_none():
+    engine = make_engine(THRESHOLD)
+    for _ in range(20):
+        step(engine, requests=2)
+    (row,) = engine.snapshot()["step_costs"]
+    assert (row["mode"], row["requests"], row["served_steps"]) == ("spec", 2, 16)
+
+
+def test_several_ranks_share_step_times_seldom_and_before_a_decision():
+    release = FakeRelease()
+    release.tp_size = 2
+    engine = release.engine = AdaptiveEngine(THRESHOLD, release, server_args=None)
+    engine.build(worker=None)
+    for _ in range(130):
+        step(engine, requests=2)
+    assert [len(shared) for shared in release.broadcasts] == [63, 64]
+
+
+def test_a_dry_run_decides_and_reports_and_changes_nothing():
+    engine = make_engine(Settings(disable_batch_threshold=4, min_dwell_steps=1, dry_run=True))
+    slots = [step(engine, requests) for requests in (2, 9, 9, 2)]
+    assert slots == [SGLANG_RESERVE] * 4
+    assert engine.release.ran == ["sglang"] * 4
+    snapshot = engine.snapshot()
+    assert snapshot["dry_run"]
+    assert snapshot["mode"] == "spec"
+    assert snapshot["steps"] == {"spec": 4, "plain": 0}
+    assert snapshot["decided_steps"] == {"spec": 2, "plain": 2}
+    assert snapshot["switches"] == 2
+    assert reserve(engine) == SGLANG_RESERVE
+
+
+def test_a_dry_run_may_end_on_a_running_server():
+    engine = make_engine(Settings(disable_batch_threshold=4, min_dwell_steps=1, dry_run=True))
+    step(engine, 9)
+    engine.use({"dry_run": False})
+    step(engine, 9)
+    assert engine.release.ran == ["sglang", "plain decode"]
+
+
+def saved_costs(path, setup) -> str:
+    costs = {"steps": [{"mode": "spec", "requests": 4, "context_tokens": 1024, "seconds": 0.5}]}
+    Calibration(setup, costs, None).save(path)
+    return str(path)
+
+
+def test_saved_step_times_are_used_instead_of_measuring(tmp_path):
+    path = saved_costs(tmp_path / "costs.json", {"model": "a model"})
+    engine = make_engine(Settings(costs=path))
+    (row,) = engine.snapshot()["step_costs"]
+    assert row["start_up_seconds"] == 0.5
+    assert engine.costs_origin == f"step times from {path}"
+
+
+def test_step_times_of_another_setup_are_refused_before_graphs_are_captured(tmp_path):
+    path = saved_costs(tmp_path / "costs.json", {"model": "another"})
+    engine = make_engine(Settings(costs=path), built=False)
+    with pytest.raises(Refusal, match="model: 'another' there, 'a model' here"):
+        engine.build(worker=None)
+    assert engine.release.catch_up_tokens == "not asked"

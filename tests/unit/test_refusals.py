@@ -6,7 +6,7 @@ import pytest
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unserved
+from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
 
 THRESHOLD = Settings(disable_batch_threshold=8)
 
@@ -60,7 +60,6 @@ def test_another_algorithm_is_refused_with_the_served_ones(algorithm):
     ("changed", "flag"),
     [({name: True}, "--" + name.replace("_", "-")) for name in OFF if name != "enable_return_hidden_states"]
     + [
-        ({"tp_size": 2}, "--tp-size above 1"),
         ({"pp_size": 2}, "--pp-size above 1"),
         ({"dp_size": 2}, "--dp-size above 1"),
         ({"lora_paths": ["adapter"]}, "--enable-lora"),
@@ -73,11 +72,11 @@ def test_a_feature_not_yet_proven_is_refused_by_its_flag(changed, flag):
 
 
 def test_several_features_are_named_in_one_refusal():
-    refusal = refusal_of(arguments(tp_size=2, enable_lora=True, enable_pdmux=True, model={"is_hybrid_swa": True}))
+    refusal = refusal_of(arguments(dp_size=2, enable_lora=True, enable_pdmux=True, model={"is_hybrid_swa": True}))
     assert refusal.what == (
-        "--tp-size above 1, --enable-pdmux, --enable-lora, a model with sliding-window layers are not served."
+        "--dp-size above 1, --enable-pdmux, --enable-lora, a model with sliding-window layers are not served."
     )
-    # The reason that three of them share is given once.
+    # The reason that all of them share is given once.
     assert refusal.why.count("has not been proven, and") == 1
 
 
@@ -123,3 +122,19 @@ def test_a_threshold_out_of_reach_is_refused(most, refused):
         refuse_unserved(arguments(max_running_requests=most), Settings(disable_batch_threshold=8))
     assert "out of reach" in caught.value.what
     assert "--max-running-requests above 8" in caught.value.remedy
+
+
+@pytest.mark.parametrize("threshold", [64, 65, 200])
+def test_a_threshold_above_the_speculative_graphs_is_refused(threshold):
+    settings, sizes = Settings(disable_batch_threshold=threshold), (1, 2, 64)
+    if threshold == 64:
+        refuse_unreachable(settings, 256, sizes)
+        return
+    with pytest.raises(Refusal) as caught:
+        refuse_unreachable(settings, 256, sizes)
+    assert "above the largest speculative graph, of 64" in caught.value.what
+    assert f"a threshold of {threshold}" in caught.value.remedy
+
+
+def test_other_policies_have_no_threshold_to_reach():
+    refuse_unreachable(Settings(policy="auto"), 1, (1,))

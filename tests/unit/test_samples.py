@@ -1,0 +1,74 @@
+"""Ranks hear the same step times, whatever their own clocks say."""
+
+from sglang_adaptive_spec.clock import StepTime
+from sglang_adaptive_spec.engine.samples import SHARE_EVERY_STEPS, SampleRelay
+from sglang_adaptive_spec.modes import Mode
+
+
+def timed(seconds: float) -> StepTime:
+    return StepTime(Mode.SPEC, 4, seconds, after=Mode.SPEC, number=1)
+
+
+def test_a_single_rank_hears_at_once():
+    heard = []
+    relay = SampleRelay(1, lambda value: value, heard.append)
+    relay.take(timed(0.5))
+    assert heard == [timed(0.5)]
+    relay.at_step(SHARE_EVERY_STEPS)
+    assert heard == [timed(0.5)]
+
+
+def test_several_ranks_hear_rank_0_at_the_same_steps():
+    heard: dict[int, list] = {0: [], 1: []}
+    steps_heard: dict[int, list] = {0: [], 1: []}
+    shared = []
+
+    def from_rank_0(rank):
+        def broadcast(value):
+            if rank == 0:
+                shared.append(value)
+            return shared[-1]
+
+        return broadcast
+
+    relays = [SampleRelay(2, from_rank_0(rank), heard[rank].append) for rank in range(2)]
+    for step in range(3 * SHARE_EVERY_STEPS):
+        for rank, relay in enumerate(relays):
+            before = len(heard[rank])
+            relay.at_step(step)
+            if len(heard[rank]) > before:
+                steps_heard[rank].append(step)
+            relay.take(timed(1.0 + step if rank == 0 else float("nan")))
+    assert steps_heard[0] == steps_heard[1] == [SHARE_EVERY_STEPS, 2 * SHARE_EVERY_STEPS]
+    assert heard[0] == heard[1] == [timed(1.0 + step) for step in range(2 * SHARE_EVERY_STEPS)]
+
+
+def test_ranks_fed_different_clocks_decide_alike():
+    """The policy that measures, on two ranks, one of which has a clock that is nonsense."""
+    from sglang_adaptive_spec.controller import Controller
+    from sglang_adaptive_spec.costs import StepCosts
+    from sglang_adaptive_spec.policies import AutoPolicy
+
+    shared: list = []
+    controllers = [Controller(AutoPolicy(StepCosts(), 2, max_accept_length=4)) for _ in range(2)]
+    relays = [
+        SampleRelay(2, lambda value, r=rank: shared.append(value) or value if r == 0 else shared[-1], c.learn)
+        for rank, c in enumerate(controllers)
+    ]
+    modes: list[list] = [[], []]
+    for step in range(4000):
+        requests = 4 if step // 800 % 2 == 0 else 48
+        for rank, (controller, relay) in enumerate(zip(controllers, relays, strict=True)):
+            relay.at_step(step)
+            before = controller.mode
+            mode = controller.decide(requests, lambda: True, context_tokens=300).mode
+            modes[rank].append(mode)
+            if mode is Mode.SPEC:
+                controller.note_result(mode, requests, 2 * requests)
+            seconds = (
+                (0.01 + 0.001 * requests if mode is Mode.SPEC else 0.01 + 0.0001 * requests) if rank == 0 else -1e9
+            )
+            relay.take(StepTime(mode, requests, seconds, after=before, number=step, context_tokens=300))
+    assert modes[0] == modes[1]
+    # It is a decision, not a standstill.
+    assert set(modes[0]) == {Mode.SPEC, Mode.PLAIN}
