@@ -105,21 +105,21 @@ class Plugin:
         """The one line that a started scheduler logs."""
         settings = self._engine.settings
         policy = settings.policy
-        if settings.dry_run:
-            policy = f"dry run of {policy}"
-        elif policy == "threshold":
+        if policy == "threshold":
             policy = (
                 f"plain above {settings.threshold_requests} running requests, "
                 f"spec again at {settings.resume_threshold_requests}"
             )
         elif policy == "auto":
             policy = f"auto, {self._engine.costs_origin}"
+        if settings.dry_run:
+            policy = f"dry run of {policy}"
         built = "no plain graphs (not needed)"
         if runtime is not None:
             graphs = f"{len(runtime.graph_sizes)} sizes" if runtime.graph_sizes else "none, steps run eagerly"
             built = f"plain graphs: {graphs}; {runtime.memory_gib:.2f} GiB, {runtime.build_seconds:.1f} s to build"
             if runtime.draft_ring_gib:
-                tokens = settings.catch_up_tokens
+                tokens = self._engine.catch_up_chunk_tokens
                 built += f"; {runtime.draft_ring_gib:.2f} GiB of it holds {tokens} tokens a request for the draft"
         applied = len(self.patch_set.applied)
         return (

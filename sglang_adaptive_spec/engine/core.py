@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RING_SHARE = 0.25
+"""Of the memory that is free before the plain graphs are captured, what may wait for the draft."""
+_FEWEST_CHUNK_TOKENS = 4
+
 _SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, Reason.STEADY), batch_size=0)
 """A scope in which SGLang's own reserve holds."""
 
@@ -89,6 +93,7 @@ class AdaptiveEngine:
                     "Catching up takes the room of that many tokens, so it would never come to it.",
                     "Choose a smaller --adaptive-spec-catch-up-tokens.",
                 )
+            chunk_tokens = self._tokens_that_fit(worker, chunk_tokens)
             self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
         saved = self._read_costs(worker)
         self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
@@ -97,6 +102,28 @@ class AdaptiveEngine:
         ranks = self.release.ranks(worker)
         self._samples = SampleRelay(ranks, lambda value: self.release.from_rank_0(worker, value), self._learn)
         return self.runtime
+
+    def _tokens_that_fit(self, worker: Any, chunk_tokens: int) -> int:
+        """Fewer tokens where those of all requests that may run would take most of the memory that is left."""
+        free_gib = self.release.free_gib(worker)
+        while chunk_tokens > _FEWEST_CHUNK_TOKENS:
+            ring_gib = self.release.draft_ring_gib(worker, chunk_tokens)
+            if ring_gib <= free_gib * _RING_SHARE:
+                break
+            logger.warning(
+                "adaptive-spec: %d tokens a request waiting for the draft would take %.2f of %.2f GiB free; half as "
+                "many are kept. Fewer --max-running-requests leave room for more.",
+                chunk_tokens,
+                ring_gib,
+                free_gib,
+            )
+            chunk_tokens = max(_FEWEST_CHUNK_TOKENS, chunk_tokens // 2)
+        return chunk_tokens
+
+    @property
+    def catch_up_chunk_tokens(self) -> int:
+        """Tokens of a request that wait for the draft at most."""
+        return self._ledger.chunk_tokens if self._ledger is not None else self.settings.catch_up_tokens
 
     def _make_policy(self, settings: Settings) -> Policy:
         most = max(self._spec_graph_sizes, default=None)

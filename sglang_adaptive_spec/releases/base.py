@@ -172,6 +172,12 @@ class Release(Protocol):
     def setup(self, worker: Any) -> dict[str, Any]:
         """What step times depend on, by name, as plain JSON types."""
 
+    def free_gib(self, worker: Any) -> float:
+        """Device memory that is free; of the rank that has the least."""
+
+    def draft_ring_gib(self, worker: Any, chunk_tokens: int) -> float:
+        """Device memory for so many tokens of each request that wait for the draft."""
+
     def rows_in_all(self, worker: Any) -> int:
         """Rows of ``req_to_token``."""
 

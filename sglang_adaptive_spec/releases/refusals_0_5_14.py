@@ -75,7 +75,9 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
             "needs another way that is not built yet.",
             "Use EAGLE, EAGLE3 or NEXTN, or start without this plugin.",
         )
-    refuse_unreachable(settings, server_args.max_running_requests)
+    decode_graphs = server_args.cuda_graph_config.decode
+    sizes = () if decode_graphs.backend == "disabled" else tuple(decode_graphs.bs or ())
+    refuse_unreachable(settings, server_args.max_running_requests, sizes)
     found = [feature for feature in _UNSERVED if feature.asked(server_args)]
     found += _unserved_models(server_args)
     found += _unserved_hidden_states(server_args, settings)

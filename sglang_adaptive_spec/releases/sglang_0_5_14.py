@@ -337,6 +337,23 @@ class Sglang0514:
     def setup(self, worker: Any) -> dict[str, Any]:
         return describe_setup(worker)
 
+    def free_gib(self, worker: Any) -> float:
+        from sglang.srt.utils.common import get_available_gpu_memory
+
+        ranks = worker.target_worker.model_runner.tp_group
+        return float(
+            get_available_gpu_memory(
+                worker.device, worker.gpu_id, distributed=ranks.world_size > 1, cpu_group=ranks.cpu_group
+            )
+        )
+
+    def draft_ring_gib(self, worker: Any, chunk_tokens: int) -> float:
+        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+
+        draft = worker.draft_worker
+        token_bytes = EagleDraftExtendInput.hidden_size_for(draft) * EagleDraftExtendInput.dtype_for(draft).itemsize
+        return float(self.rows_in_all(worker) * chunk_tokens * token_bytes) / 2**30
+
     def rows_in_all(self, worker: Any) -> int:
         return int(worker.req_to_token_pool.req_to_token.shape[0])
 

@@ -70,10 +70,8 @@ def test_without_a_threshold_the_server_finds_out_that_a_poor_draft_costs_more_t
         assert state["steps"]["plain"] > 2 * state["steps"]["spec"]
         assert state["explain"]["modes"]["plain"]["step_seconds"] < state["explain"]["modes"]["spec"]["step_seconds"]
         assert server.used_tokens() == 0
-        most_requests = state["most_requests"]
-    with serve(tmp_path / "without", common=NO_LIMIT) as server:
-        states = server.client.get("/server_info").raise_for_status().json()["internal_states"]
-        assert states[0]["effective_max_running_requests_per_dp"] == most_requests
+        # SGLang's own number for a pool and a context of this size; with speculation it would be 48.
+        assert state["most_requests"] == 4096
 
 
 @pytest.fixture(scope="module")

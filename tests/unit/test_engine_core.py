@@ -52,6 +52,7 @@ class FakeRelease:
         self.worker_refusal: Refusal | None = None
         self.measure_error: Exception | None = None
         self.tp_size = 1
+        self.free = 100.0
         self.broadcasts: list = []
 
     def check_reach(self, settings, most_requests, spec_graph_sizes):
@@ -95,6 +96,12 @@ class FakeRelease:
 
     def mean_context_tokens(self, batch):
         return int(batch.lengths.sum()) // batch.requests
+
+    def free_gib(self, worker):
+        return self.free
+
+    def draft_ring_gib(self, worker, chunk_tokens):
+        return chunk_tokens / 32
 
     def ranks(self, worker):
         return self.tp_size
@@ -637,6 +644,15 @@ def test_near_the_context_limit_nothing_waits_for_lengths_that_nobody_knows():
         run(engine, batch)
     assert second.plan.host_seq_lens is None
     assert engine.controller.faults == 0
+
+
+@pytest.mark.parametrize(("free_gib", "tokens"), [(4.0, 32), (3.9, 16), (1.0, 8), (0.1, 4)])
+def test_fewer_tokens_wait_where_memory_is_short(free_gib, tokens):
+    release = FakeRelease()
+    release.free = free_gib
+    engine = release.engine = AdaptiveEngine(THRESHOLD, release, server_args=None)
+    engine.build(worker=None)
+    assert release.catch_up_tokens == engine.catch_up_chunk_tokens == tokens
 
 
 def test_a_chunk_as_long_as_the_context_is_refused():

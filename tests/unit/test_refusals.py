@@ -31,6 +31,7 @@ def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -
     values = dict.fromkeys(OFF, False)
     values |= {"tp_size": 1, "pp_size": 1, "dp_size": 1, "lora_paths": None, "disaggregation_mode": "null"}
     values |= {"speculative_algorithm": algorithm, "enable_multimodal": None, "max_running_requests": 256}
+    values["cuda_graph_config"] = SimpleNamespace(decode=SimpleNamespace(backend="full", bs=[1, 2, 64]))
     config = {"is_multimodal": False, "is_hybrid_swa": False, "is_encoder_decoder": False}
     config = SimpleNamespace(**{**config, "attention_arch": SimpleNamespace(name="MHA"), **(model or {})})
     return SimpleNamespace(**{**values, **changed}, get_model_config=lambda: config)
