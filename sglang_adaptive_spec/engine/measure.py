@@ -11,8 +11,8 @@ from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
 CONTEXT_TOKENS = 1024
-_MOST_STEPS = 4
-_REPEATS = 3
+_MOST_STEPS = 5
+_REPEATS = 2
 _SECONDS_A_SAMPLE = 0.25
 """Slow steps are timed one at a time: they are long enough to read off a clock."""
 _MOST_EAGER_REQUESTS = 64
@@ -37,18 +37,19 @@ def measure(
         runtime: What plain steps run on.
         costs: Takes the times.
         sizes: Batch sizes, the most telling ones first.
-        budget_seconds: The sizes that are not begun by then are left out.
+        budget_seconds: For timed steps alone; sizes that are not begun by then are left out. The first step of a size
+            is not timed: it may have kernels to compile, which the first requests are spared then.
 
     Returns:
         How many sizes were measured.
     """
     from tqdm import tqdm
 
-    start, measured = time.perf_counter(), 0
+    spent, measured = 0.0, 0
     # As SGLang shows its graph capture.
     progress = tqdm(sizes, desc="Time decode steps", disable=release.rank(worker) != 0)
     for requests in progress:
-        if release.from_rank_0(worker, time.perf_counter() - start > budget_seconds):
+        if release.from_rank_0(worker, spent > budget_seconds):
             break
         progress.set_postfix_str(f"bs={requests}", refresh=False)
         with release.idle_batch(worker, runtime, requests, CONTEXT_TOKENS) as idle:
@@ -56,8 +57,10 @@ def measure(
                 continue
             first = release.from_rank_0(worker, {mode: idle.seconds_a_step(mode, 1) for mode in Mode})
             steps = {mode: max(1, min(_MOST_STEPS, int(_SECONDS_A_SAMPLE / first[mode]))) for mode in Mode}
+            start = time.perf_counter()
             # In turns, so that whatever else the machine does meets both; and the least, since it only ever adds.
             taken = [{mode: idle.seconds_a_step(mode, steps[mode]) for mode in Mode} for _ in range(_REPEATS)]
+            spent += time.perf_counter() - start
             for mode in Mode:
                 seconds = release.from_rank_0(worker, min(sample[mode] for sample in taken))
                 costs.seed(mode, requests, idle.context_tokens, seconds)

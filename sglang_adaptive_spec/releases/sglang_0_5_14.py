@@ -669,7 +669,12 @@ def _launch_tokens(runner: Any) -> int:
     arguments = runner.server_args
     chunked = arguments.chunked_prefill_size and arguments.chunked_prefill_size > 0
     prefill = arguments.max_prefill_buffer_tokens() if chunked else runner.max_total_num_tokens
-    widest_step = int(runner.max_running_requests * arguments.max_speculative_num_draft_tokens)
+    graphs = arguments.cuda_graph_config.decode
+    # Where there are graphs, a batch larger than all of them goes plain.
+    most_requests = runner.max_running_requests
+    if graphs.backend != "disabled" and graphs.bs:
+        most_requests = min(most_requests, max(graphs.bs))
+    widest_step = int(most_requests * arguments.max_speculative_num_draft_tokens)
     config = runner.model_config.hf_config
     vocab_size = getattr(config, "draft_vocab_size", None) or runner.model_config.vocab_size
     return max(widest_step, min(int(prefill), _LOGITS_BYTES // (_BYTES_A_LOGIT * int(vocab_size))))

@@ -94,8 +94,7 @@ class _Runner:
         self._batch = batch
         self._run_plain = run_plain
         self._overlaps = not worker.server_args.disable_overlap_schedule
-        needs_lengths = decide_needs_cpu_seq_lens(worker.server_args, worker.spec_v2_attn_backends)
-        self._waits_for_lengths = self._overlaps and needs_lengths
+        self._needs_lengths = decide_needs_cpu_seq_lens(worker.server_args, worker.spec_v2_attn_backends)
         self._lengths_known: Any = None
 
     def __call__(self, mode: Mode) -> None:
@@ -104,15 +103,20 @@ class _Runner:
         if mode is Mode.PLAIN:
             result = self._run_plain(batch)
         else:
-            # As FutureMap.resolve_seq_lens_cpu does: the verify step before has to be through, its draft-extend not.
-            if self._lengths_known is not None:
-                self._lengths_known.synchronize()
+            self._resolve_lengths(batch)
             result = self._worker.forward_batch_generation(batch, on_publish=self._publish)
         if not self._overlaps:
             result.next_token_ids.cpu()
 
+    def _resolve_lengths(self, batch: Any) -> None:
+        """As FutureMap.resolve_seq_lens_cpu: wait for the verify step before (not its draft-extend), or do without."""
+        if self._lengths_known is not None:
+            self._lengths_known.synchronize()
+        if self._overlaps and not self._needs_lengths:
+            batch.seq_lens_cpu = batch.seq_lens_sum = None
+
     def _publish(self, new_seq_lens: Any) -> None:
-        if self._waits_for_lengths and new_seq_lens.is_cuda:
+        if self._overlaps and self._needs_lengths and new_seq_lens.is_cuda:
             self._lengths_known = torch.cuda.Event()
             self._lengths_known.record()
 
