@@ -10,6 +10,7 @@ _ALERT_REQUESTS, _ALERT_STEPS = 32, 4
 _ALERT_SIGMAS = 4.0
 _ALERT_LEAST_REQUESTS = 12
 _PRIOR_VARIANCE, _LEAST_VARIANCE, _VARIANCE_GROWTH = 1.5, 0.1, 2.0
+_GUESS_REQUESTS = 8
 _AGING_STEPS = 64
 """Steps without a verify after which half of what was known counts as forgotten."""
 
@@ -50,9 +51,13 @@ class AcceptLength:
 
     A second, faster average runs beside it. Where the two differ by more than chance explains, the workload has
     changed, and the fast one takes over: a collapse shows within some 30 verified requests instead of 256.
+
+    Args:
+        most: Tokens that one verify step can give a request at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._average = _Average(_MEMORY_REQUESTS, _MEMORY_STEPS)
         self._alert = _Average(_ALERT_REQUESTS, _ALERT_STEPS)
         self._variance = _PRIOR_VARIANCE
@@ -65,7 +70,11 @@ class AcceptLength:
     def deviation(self) -> float:
         """The standard error of the mean; infinite before the first verify."""
         average = self._average
-        return math.sqrt(self._variance * average.squares) / average.requests if average.requests else math.inf
+        if self.mean is None:
+            return math.inf
+        # No variance exceeds this (Bhatia and Davis, 2000); the one observed is still that of an earlier workload.
+        bound = max((self.mean - 1) * (self._most - self.mean), _LEAST_VARIANCE)
+        return math.sqrt(min(self._variance, bound) * average.squares) / average.requests
 
     @property
     def relative_deviation(self) -> float:
@@ -97,4 +106,10 @@ class AcceptLength:
     def age(self, steps: int) -> None:
         """Doubt what is known, after steps that verified nothing: what comes next counts the more."""
         self._average.fade(1 / (1 + steps / _AGING_STEPS))
+        self._alert.fade(0.0)
+
+    def doubt(self) -> None:
+        """Keep little more than a first guess: what comes next is to decide."""
+        if self._average.requests > _GUESS_REQUESTS:
+            self._average.fade(_GUESS_REQUESTS / self._average.requests)
         self._alert.fade(0.0)

@@ -31,8 +31,10 @@ _AGED_DOUBT = 0.1
 _AGED_AFTER_SAMPLES = 65536
 _SEEDED_DOUBT = 0.05
 _DERIVED_DOUBT = 0.1
-_NEVER_SERVED_DOUBT = 0.15
-"""In place of the two before, for a mode of which serving has shown nothing yet."""
+_TRANSFERRED_DOUBT = 0.3
+"""From another context class."""
+_NEVER_SERVED_DOUBT = 0.5
+"""At least, in place of the three before, for a mode of which serving has shown nothing yet."""
 
 
 class Estimate(NamedTuple):
@@ -197,7 +199,7 @@ class StepCosts:
         if not inside:
             base += self._growth(mode.other, self._edge(mode, bucket, home), bucket, home)
         seconds = max(base + self._context_extra(mode, bucket, home, context), base / _MOST_CHANGE)
-        return Estimate(seconds, 2 * _DERIVED_DOUBT if inside else math.inf, "derived")
+        return Estimate(seconds, self._doubt(mode, _TRANSFERRED_DOUBT) if inside else math.inf, "derived")
 
     def _context_extra(self, mode: Mode, bucket: int, home: int, context: int) -> float:
         """Seconds that a context class adds to what a mode's best-known class takes."""

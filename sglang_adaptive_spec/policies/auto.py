@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -14,83 +14,43 @@ from sglang_adaptive_spec.policies.base import Observation, Switching
 
 _HYSTERESIS = 0.02
 """Goodput that the other mode must gain, relative; the standard error of the accept length comes on top."""
+_FEW_REQUESTS_STEPS = 32.0
+"""Loss that a lone request's poor acceptance may cause before it counts as the workload's. The mean over more
+requests says more: a square fewer steps."""
+_MOST_PATIENCE = 64
 _UNKNOWN_MAX_ACCEPT_LENGTH = 8
 
-_FIRST_PROBE_STEPS, _LONGEST_PROBE_WAIT_STEPS = 256, 8192
-_CHANGED_PROBE_STEPS = 64
-"""Steps to the next probe once the load or the workload changed."""
-_IMPLAUSIBLE_WAIT_STEPS = 32
-_PROBE_STEPS = 32
-"""A probe that has shown nothing by then is over."""
-_PROBE_REQUESTS = 64
-"""Verified requests that are enough to end a probe, however close it is."""
-_PROBE_SIGMAS = 2.0
-_PROBE_DOUBT = 0.04
-"""An estimate that is surer than this needs no probe."""
-
-_BUDGET_SHARE = 0.003
-"""Of all steps, what probes may cost."""
-_BUDGET_START_STEPS, _BUDGET_MOST_STEPS = 16.0, 32.0
-
+# A switch: steps that the first one in the new mode takes longer, until and while measured.
 _SWITCH_PRIOR_STEPS = (1.0, 1.0)
 _SWITCH_MOST_STEPS = 16.0
 _SWITCHES_KEPT = 5
 
+# Probes: steps, and verified requests that are enough however close it is. Results come a step late.
+_LEAST_PROBE_STEPS, _MOST_PROBE_STEPS, _ENOUGH_PROBE_REQUESTS = 4, 32, 64
+_PROBE_SIGMAS = 2.0
+_SURE_DOUBT, _WILD_DOUBT = 0.04, 0.6
+"""Doubt about a step time that needs no probe, and doubt that only the clock can end."""
+
+# Steps between probes.
+_FIRST_WAIT_STEPS, _LONGEST_WAIT_STEPS = 64, 1024
+_CHANGED_WAIT_STEPS = 4
+"""Once the load or the workload changed, and at the start."""
+_IMPLAUSIBLE_WAIT_STEPS = 32
+
+_BUDGET_SHARE = 0.0035
+"""Of all steps, what probes of no use may cost."""
+_BUDGET_START_STEPS, _BUDGET_MOST_STEPS = 16.0, 32.0
+
 _STEADY = {mode: Decision(mode, Reason.STEADY) for mode in Mode}
 _DWELL = {mode: Decision(mode, Reason.DWELL) for mode in Mode}
+_PROBE = {mode: Decision(mode, Reason.PROBE) for mode in Mode}
 _FASTER = {
     Mode.SPEC: Decision(Mode.SPEC, Reason.SPEC_FASTER),
     Mode.PLAIN: Decision(Mode.PLAIN, Reason.PLAIN_FASTER),
 }
 
 
-@dataclass(slots=True)
-class _Probe:
-    """A short stay in a mode, to see how fast it is now.
-
-    Attributes:
-        mode: The mode tried.
-        verified_requests: How many had been verified when it began.
-        costs_version: What the step times were when it began.
-    """
-
-    mode: Mode
-    verified_requests: int
-    costs_version: int
-
-
-@dataclass(slots=True)
-class _Backoff:
-    """When to try a mode that is not in use.
-
-    Attributes:
-        at_step: No earlier than this.
-        wait_steps: Between two tries; doubled by each that was of no use.
-        requests: The load that the waiting is about.
-        context: Likewise, the context class.
-    """
-
-    at_step: int
-    wait_steps: int = _FIRST_PROBE_STEPS
-    requests: int = 0
-    context: int = 0
-
-    def start(self, step: int, requests: int, context: int) -> None:
-        self.at_step = step + self.wait_steps
-        self.requests, self.context = requests, context
-
-    def lengthen(self) -> None:
-        self.wait_steps = min(2 * self.wait_steps, _LONGEST_PROBE_WAIT_STEPS)
-
-    def notice(self, step: int, requests: int, context: int) -> None:
-        """Start over where the load has doubled or halved since, or contexts have."""
-        if requests >= 2 * self.requests or 2 * requests <= self.requests or context != self.context:
-            self.wait_steps = _FIRST_PROBE_STEPS
-            self.at_step = min(self.at_step, step + _CHANGED_PROBE_STEPS)
-            self.requests, self.context = requests, context
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _View:
     """What step times say about the batch at hand; it holds until the batch or they change.
 
@@ -98,30 +58,93 @@ class _View:
         requests: In the batch.
         context: Its context class.
         version: Of the step times.
-        estimates: Step times by mode; None where nothing was measured.
-        spec_steps: How many plain steps one speculative step takes as long as; None where a time is missing.
+        spec: A speculative step's time; None where nothing was measured.
+        plain: A plain step's.
     """
 
-    requests: int = -1
+    requests: int
+    context: int
+    version: int
+    spec: Estimate | None
+    plain: Estimate | None
+
+    @property
+    def spec_steps(self) -> float | None:
+        """How many plain steps one speculative step takes as long as; None where a time is missing."""
+        return self.spec.seconds / self.plain.seconds if self.spec and self.plain else None
+
+    def of(self, mode: Mode) -> Estimate | None:
+        return self.spec if mode is Mode.SPEC else self.plain
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A short stay in a mode, to see how fast it is by now.
+
+    Attributes:
+        mode: The mode tried.
+        verified_requests: How many had been verified when it began.
+        version: Of the step times when it began.
+        unlikely: Whether the mode was thought to be the slower one.
+    """
+
+    mode: Mode
+    verified_requests: int
+    version: int
+    unlikely: bool
+
+
+@dataclass(slots=True)
+class _Return:
+    """When to go back to a mode that was left, and how readily to leave it.
+
+    Attributes:
+        at_step: No probe of it before this one.
+        wait_steps: Until the next; doubled by each stay that did not earn its switches.
+        patience: Times the usual loss before it is left, because leaving it turned out wrong.
+        requests: The load that all this was found at.
+        context: Likewise, the context class.
+    """
+
+    at_step: int = _CHANGED_WAIT_STEPS
+    wait_steps: int = _FIRST_WAIT_STEPS
+    patience: int = 1
+    requests: int = 0
     context: int = 0
-    version: int = -1
-    estimates: dict[Mode, Estimate | None] = field(default_factory=lambda: dict.fromkeys(Mode))
-    spec_steps: float | None = None
+
+    def left(self, step: int, view: _View, *, earned: bool) -> None:
+        """The mode was left, after a stay that earned its switches or did not."""
+        self.wait_steps = _FIRST_WAIT_STEPS if earned else min(2 * self.wait_steps, _LONGEST_WAIT_STEPS)
+        self.at_step = step + self.wait_steps
+        self.requests, self.context = view.requests, view.context
+
+    def probed(self, *, faster: bool) -> None:
+        """A probe against the odds found the mode to be the faster one, or a probe found it still slower."""
+        self.patience = min(4 * self.patience, _MOST_PATIENCE) if faster else max(self.patience // 4, 1)
+
+    def look(self, step: int, requests: int, context: int) -> None:
+        """Start over where the load has doubled or halved since, or contexts have."""
+        if requests >= 2 * self.requests or 2 * requests <= self.requests or context != self.context:
+            self.wait_steps, self.patience = _FIRST_WAIT_STEPS, 1
+            self.at_step = min(self.at_step, step + _CHANGED_WAIT_STEPS)
+            self.requests, self.context = requests, context
 
 
 class AutoPolicy(Switching):
     """Compares ``accept_length / seconds(spec)`` with ``1 / seconds(plain)``, both a request.
 
-    - A switch is made once the loss from staying, summed over the steps since it began, is as large as the switch
-      and the way back would cost: at most twice the least possible loss, whatever the load does next.
-    - A mode not in use is tried for a few steps where it might be the faster one by now: plain mode as long as its
-      step times are guessed more than measured, spec mode because nobody knows what would be accepted. Each try
-      of no use doubles the wait for the next, and all of them together cost no more than a fixed share of the time.
+    - A switch is made once the loss from staying, summed up step by step, is as large as the switch would cost. So
+      whatever the load does next, the loss is no more than a small multiple of the least possible.
+    - A mode not in use is tried for a few steps where it might be the faster one by now: plain mode while its step
+      time is guessed more than measured, spec mode because nobody knows what would be accepted. Each probe of no
+      use doubles the wait for the next, and all of them together may cost a fixed share of the time only.
     - Time is counted in steps. No clock is read and nothing is drawn, so that ranks which hear the same decide alike.
+
+    "Loss", "cost" and "budget" are in steps of the mode in use: what the same time would have given.
 
     Args:
         costs: Step times; kept up to date by :meth:`note_step`.
-        min_dwell_steps: Decode steps a mode lasts before the next switch.
+        min_dwell_steps: Decode steps a mode lasts before the next switch. Probes end sooner.
         max_spec_requests: Requests that speculative graphs hold; None where they hold as many as may run.
         max_accept_length: Tokens that a verify step can give a request at most; None where that is not known.
     """
@@ -137,14 +160,17 @@ class AutoPolicy(Switching):
         self.min_dwell_steps = min_dwell_steps
         self.max_spec_requests = max_spec_requests
         self.max_accept_length = max_accept_length or _UNKNOWN_MAX_ACCEPT_LENGTH
-        self._accept = AcceptLength()
-        self._view = _View()
+        self._accept = AcceptLength(self.max_accept_length)
+        self._view = _View(0, 0, -1, None, None)
+        self._spec_steps: float | None = None
         self._step = 0
         self._last_spec_step = 0
-        self._loss_steps = 0.0
+        # Of this stay in a mode: what it lost of late, and what it gained in all.
+        self._lost_steps = self._earned_steps = 0.0
+        self._found_by_probe = False
         self._probe: _Probe | None = None
         self._budget_steps = _BUDGET_START_STEPS
-        self._backoff = {mode: _Backoff(_CHANGED_PROBE_STEPS) for mode in Mode}
+        self._returns = {mode: _Return() for mode in Mode}
         self._switch_steps = {mode: deque(_SWITCH_PRIOR_STEPS, _SWITCHES_KEPT) for mode in Mode}
 
     # --- what is measured --------------------------------------------------------------------------------
@@ -156,52 +182,52 @@ class AutoPolicy(Switching):
         self.costs.observe(mode, requests, context_tokens, seconds)
 
     def note_switch(self, before: Mode, after: Mode, seconds: float) -> None:  # noqa: ARG002  (the protocol's shape)
-        usual = self._view.estimates[after]
+        usual = self._view.of(after)
         if usual is not None and seconds > 0.0:  # false for NaN
-            extra_steps = min(max(seconds / usual.seconds - 1, 0.0), _SWITCH_MOST_STEPS)
-            self._switch_steps[after].append(extra_steps)
+            self._switch_steps[after].append(min(max(seconds / usual.seconds - 1, 0.0), _SWITCH_MOST_STEPS))
 
     # --- the decision ------------------------------------------------------------------------------------
 
     def decide(self, seen: Observation) -> Decision:
+        mode, requests = seen.mode, seen.running_requests
         self._step += 1
-        mode, view = seen.mode, self._view
-        context = self.costs.context_class(seen.context_tokens)
-        if (seen.running_requests, context, self.costs.version) != (view.requests, view.context, view.version):
-            self._look(seen, context)
         if mode is Mode.SPEC:
             self._last_spec_step = self._step
-        if self._budget_steps < _BUDGET_MOST_STEPS:
-            self._budget_steps += _BUDGET_SHARE
-        if self.max_spec_requests is not None and seen.running_requests > self.max_spec_requests:
+        self._look(requests, seen.context_tokens)
+        self._budget_steps = min(self._budget_steps + _BUDGET_SHARE, _BUDGET_MOST_STEPS)
+        if self.max_spec_requests is not None and requests > self.max_spec_requests:
             # No dwell either: a step without a graph is slower than any switch.
-            return _STEADY[mode] if mode is Mode.PLAIN else self._leave(seen, Reason.NO_SPEC_GRAPH)
+            return self._leave(mode, Reason.NO_SPEC_GRAPH) if mode is Mode.SPEC else _STEADY[mode]
         gain = self._gain_of_leaving(mode)
-        if self._probe is None and gain is not None:
-            self._loss_steps = max(0.0, self._loss_steps + gain - 1)
-        if seen.steps_in_mode < self.min_dwell_steps:
-            return _DWELL[mode]
+        if gain is not None:
+            self._lost_steps = max(0.0, self._lost_steps + gain - 1)
+            self._earned_steps += 1 - gain
         if self._probe is not None:
             return self._judge(self._probe, seen, gain)
-        if gain is not None and gain > self._bar() and self._loss_steps > self._round_trip_steps(mode):
-            return self._leave(seen, _FASTER[mode.other].reason)
-        if self._step >= self._backoff[mode.other].at_step:
-            return self._try_other(seen, gain)
+        if seen.steps_in_mode < self.min_dwell_steps:
+            return _DWELL[mode]
+        if gain is not None and gain > self._bar() and self._lost_steps > self._bar_steps(mode):
+            return self._leave(mode, _FASTER[mode.other].reason)
+        if self._step >= self._returns[mode.other].at_step:
+            return self._try_other(mode, gain)
         return _STEADY[mode]
 
-    def _look(self, seen: Observation, context: int) -> None:
-        requests = seen.running_requests
-        if (requests, context) != (self._view.requests, self._view.context):
-            for backoff in self._backoff.values():
-                backoff.notice(self._step, requests, context)
-        estimates = {mode: self.costs.estimate(mode, requests, seen.context_tokens) for mode in Mode}
-        spec, plain = estimates[Mode.SPEC], estimates[Mode.PLAIN]
-        spec_steps = spec.seconds / plain.seconds if spec and plain else None
-        self._view = _View(requests, context, self.costs.version, estimates, spec_steps)
+    def _look(self, requests: int, context_tokens: int) -> None:
+        view, costs = self._view, self.costs
+        context = costs.context_class(context_tokens)
+        same_batch = requests == view.requests and context == view.context
+        if same_batch and costs.version == view.version:
+            return
+        if not same_batch:
+            for back in self._returns.values():
+                back.look(self._step, requests, context)
+        spec, plain = (costs.estimate(mode, requests, context_tokens) for mode in (Mode.SPEC, Mode.PLAIN))
+        self._view = _View(requests, context, costs.version, spec, plain)
+        self._spec_steps = self._view.spec_steps
 
     def _gain_of_leaving(self, mode: Mode) -> float | None:
         """Goodput of the other mode, as a multiple of this one's; None while something is not known."""
-        accept_length, spec_steps = self._accept.mean, self._view.spec_steps
+        accept_length, spec_steps = self._accept.mean, self._spec_steps
         if accept_length is None or spec_steps is None:
             return None
         return spec_steps / accept_length if mode is Mode.SPEC else accept_length / spec_steps
@@ -209,110 +235,130 @@ class AutoPolicy(Switching):
     def _bar(self) -> float:
         return 1 + _HYSTERESIS + self._accept.relative_deviation
 
+    def _bar_steps(self, mode: Mode) -> float:
+        """The loss that is worth a switch."""
+        switch_steps = self._round_trip_steps(mode) / 2
+        if mode is Mode.PLAIN:
+            return switch_steps
+        return max(switch_steps, _FEW_REQUESTS_STEPS / max(1, self._view.requests) ** 2) * self._returns[mode].patience
+
     def _round_trip_steps(self, mode: Mode) -> float:
-        """What leaving a mode and coming back costs, in steps of this mode."""
+        """What leaving a mode and coming back costs."""
         there, back = median(self._switch_steps[mode.other]), median(self._switch_steps[mode])
         return there * self._length_of_other(mode) + back
 
     def _length_of_other(self, mode: Mode) -> float:
         """How many steps of this mode one step of the other takes as long as."""
-        spec_steps = self._view.spec_steps or 1.0
+        spec_steps = self._spec_steps or 1.0
         return spec_steps if mode is Mode.PLAIN else 1 / spec_steps
 
-    def _leave(self, seen: Observation, reason: Reason) -> Decision:
-        mode, other = seen.mode, seen.mode.other
-        probed = self._probe is not None
-        self._loss_steps = 0.0
+    def _leave(self, mode: Mode, reason: Reason) -> Decision:
+        earned = self._earned_steps > self._round_trip_steps(mode)
+        if earned and self._found_by_probe:
+            # The probe has paid for itself, and for others to come.
+            self._budget_steps = max(self._budget_steps, _BUDGET_START_STEPS)
+        self._returns[mode].left(self._step, self._view, earned=earned)
+        return self._enter(mode.other, reason)
+
+    def _enter(self, mode: Mode, reason: Reason) -> Decision:
+        self._lost_steps = self._earned_steps = 0.0
+        self._found_by_probe = False
         self._probe = None
-        if other is Mode.SPEC:
+        if mode is Mode.SPEC:
             self._accept.age(self._step - self._last_spec_step)
-        backoff = self._backoff[mode]
-        if probed or seen.steps_in_mode < backoff.wait_steps:
-            backoff.lengthen()
-        else:
-            backoff.wait_steps = _FIRST_PROBE_STEPS
-        backoff.start(self._step, self._view.requests, self._view.context)
-        return Decision(other, reason)
+        return Decision(mode, reason)
 
     # --- probes ------------------------------------------------------------------------------------------
 
-    def _try_other(self, seen: Observation, gain: float | None) -> Decision:
-        mode, other = seen.mode, seen.mode.other
-        backoff = self._backoff[other]
-        if mode is Mode.SPEC and (self._accept.mean is None or self._view.estimates[Mode.SPEC] is None):
+    def _try_other(self, mode: Mode, gain: float | None) -> Decision:
+        other, known = mode.other, self._view.of(mode.other) is not None
+        if mode is Mode.SPEC and (self._accept.mean is None or self._view.spec is None):
             return Decision(mode, Reason.NO_DATA)
-        if not self._may_win(other, gain) or self._probe_steps(mode, self.min_dwell_steps, gain) > self._budget_steps:
-            backoff.at_step = self._step + _IMPLAUSIBLE_WAIT_STEPS
+        if not self._may_win(other, gain) or self._probe_steps(mode, _LEAST_PROBE_STEPS, gain) > self._budget_steps:
+            self._returns[other].at_step = self._step + _IMPLAUSIBLE_WAIT_STEPS
             return _STEADY[mode]
-        known = self._view.estimates[other] is not None
-        wait_steps = self._backoff[mode].wait_steps
-        decision = self._leave(seen, Reason.PROBE if known else Reason.NO_DATA)
-        # Leaving for a try says nothing about the mode left.
-        self._backoff[mode].wait_steps = wait_steps
-        self._probe = _Probe(other, self._accept.verified_requests, self.costs.version)
+        decision = self._enter(other, Reason.PROBE if known else Reason.NO_DATA)
+        if other is Mode.SPEC:
+            self._accept.doubt()
+        unlikely = gain is not None and gain < 1
+        self._probe = _Probe(other, self._accept.verified_requests, self.costs.version, unlikely)
         return decision
 
     def _may_win(self, mode: Mode, gain: float | None) -> bool:
-        estimate, spec_steps = self._view.estimates[mode], self._view.spec_steps
+        """Whether a mode not in use would be the faster one if everything unknown about it were for the best."""
+        estimate, spec_steps = self._view.of(mode), self._spec_steps
         if estimate is None or spec_steps is None:
             return True
         if mode is Mode.SPEC:
             return self.max_accept_length / spec_steps * (1 + estimate.doubt) > self._bar()
-        return estimate.doubt > _PROBE_DOUBT and gain is not None and gain * (1 + estimate.doubt) > self._bar()
+        return estimate.doubt > _SURE_DOUBT and gain is not None and gain * (1 + estimate.doubt) > self._bar()
 
     def _probe_steps(self, mode: Mode, steps: int, gain: float | None) -> float:
-        """What a try of the other mode costs, in steps of this one; half of it is lost where that is not known."""
+        """What so many steps in the other mode cost; half of them are lost where that is not known."""
         lost = 0.5 if gain is None else max(0.0, 1 - gain)
         return steps * self._length_of_other(mode) * lost + self._round_trip_steps(mode)
 
     def _judge(self, probe: _Probe, seen: Observation, gain: float | None) -> Decision:
-        mode, home = probe.mode, probe.mode.other
+        mode = probe.mode
         if seen.mode is not mode:
             # Somebody else decided in between.
             self._probe = None
             return _STEADY[seen.mode]
-        verdict = self._verdict(probe, gain)
-        if verdict is None and seen.steps_in_mode < max(_PROBE_STEPS, self.min_dwell_steps):
-            return Decision(mode, Reason.PROBE)
-        if verdict:
+        faster = self._verdict(probe, gain) if seen.steps_in_mode >= _LEAST_PROBE_STEPS else None
+        if faster is None and seen.steps_in_mode < _MOST_PROBE_STEPS:
+            return _PROBE[mode]
+        if faster:
             self._probe = None
-            self._loss_steps = 0.0
+            self._lost_steps = 0.0
+            self._found_by_probe = probe.unlikely
+            if probe.unlikely:
+                self._returns[mode].probed(faster=True)
             return _FASTER[mode]
-        self._budget_steps -= self._probe_steps(home, seen.steps_in_mode, gain and 1 / gain)
-        return self._leave(seen, Reason.PROBE_OVER)
+        self._returns[mode].probed(faster=False)
+        self._budget_steps -= self._probe_steps(mode.other, seen.steps_in_mode, gain and 1 / gain)
+        return self._leave(mode, Reason.PROBE_OVER)
 
     def _verdict(self, probe: _Probe, gain: float | None) -> bool | None:
         """Whether the mode on trial is the faster one; None while that is open."""
-        if gain is None:
+        estimate = self._view.of(probe.mode)
+        if gain is None or estimate is None:
             return None
+        timed = estimate.source == "served" and self.costs.version != probe.version
         if probe.mode is Mode.PLAIN:
-            plain = self._view.estimates[Mode.PLAIN]
-            served = plain is not None and plain.source == "served"
-            return gain < 1 if served and self.costs.version != probe.costs_version else None
+            return gain < 1 if timed else None
+        if estimate.doubt > _WILD_DOUBT and not timed:
+            return None
         verified = self._accept.verified_requests - probe.verified_requests
-        if verified >= _PROBE_REQUESTS or abs(gain - 1) > _PROBE_SIGMAS * self._accept.relative_deviation:
-            return gain < 1
-        return None
+        if verified < _ENOUGH_PROBE_REQUESTS and abs(gain - 1) < _PROBE_SIGMAS * self._accept.relative_deviation:
+            return None
+        return gain < 1
 
     # --- for people --------------------------------------------------------------------------------------
 
     def explain(self) -> dict[str, Any]:
+        """What the last decision was based on.
+
+        Returns:
+            ``requests`` of the batch; ``accept_length`` and its standard error; ``probing``; ``lost_steps`` of late
+            by staying; and by mode the step time, where it comes from, the goodput of a request, what a switch to
+            the mode costs in its steps, and the wait between two probes of it.
+        """
         view, accept_length = self._view, self._accept.mean
-        tokens = {Mode.SPEC: accept_length, Mode.PLAIN: 1.0}
         modes = {}
-        for mode, estimate in view.estimates.items():
-            gives = tokens[mode]
+        for mode, tokens in ((Mode.SPEC, accept_length), (Mode.PLAIN, 1.0)):
+            estimate = view.of(mode)
             modes[mode.value] = {
                 "step_seconds": estimate and estimate.seconds,
                 "step_seconds_from": estimate and estimate.source,
-                "tokens_per_second_per_request": gives / estimate.seconds if estimate and gives else None,
-                "switch_to_costs_steps": median(self._switch_steps[mode]),
-                "probe_wait_steps": self._backoff[mode].wait_steps,
+                "tokens_per_second_per_request": tokens / estimate.seconds if estimate and tokens else None,
+                "switch_steps": median(self._switch_steps[mode]),
+                "probe_wait_steps": self._returns[mode].wait_steps,
             }
         return {
             "requests": view.requests,
             "accept_length": accept_length,
-            "accept_length_deviation": self._accept.deviation if accept_length else None,
+            "accept_length_error": self._accept.deviation if accept_length is not None else None,
+            "lost_steps": self._lost_steps,
             "probing": self._probe is not None,
             "modes": modes,
         }
