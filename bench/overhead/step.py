@@ -114,6 +114,24 @@ class WithoutModel(Sglang0514):
     def context_tokens(self, worker: Any) -> int:
         return CONTEXT_TOKENS
 
+    def most_requests(self, worker: Any) -> int:
+        return MOST_REQUESTS
+
+    def spec_graph_sizes(self, worker: Any) -> tuple[int, ...]:
+        return ()
+
+    def free_gib(self, worker: Any) -> float:
+        return 1.0
+
+    def draft_ring_gib(self, worker: Any, chunk_tokens: int) -> float:
+        return 0.0
+
+    def ranks(self, worker: Any) -> int:
+        return 1
+
+    def setup(self, worker: Any) -> dict[str, Any]:
+        return {}
+
     def build_plain_runtime(self, worker: Any, catch_up_tokens: int | None) -> PlainRuntime:
         sync = None
         if catch_up_tokens is not None:

@@ -29,6 +29,9 @@ _RING_SHARE = 0.25
 """Of the memory that is free before the plain graphs are captured, what may wait for the draft."""
 _FEWEST_CHUNK_TOKENS = 4
 
+_CONTEXT_STEPS = 16
+"""Decode steps between two looks at the batch's mean length, unless requests come or go."""
+
 _SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, Reason.STEADY), batch_size=0)
 """A scope in which SGLang's own reserve holds."""
 
@@ -62,6 +65,7 @@ class AdaptiveEngine:
         self.measured_sizes = 0
         self.measure_seconds = 0.0
         self._measuring = False
+        self._context_tokens = self._context_requests = self._context_age_steps = 0
         self._setup: dict[str, Any] = {}
         self._most_requests: int | None = None
         self._spec_graph_sizes: tuple[int, ...] = ()
@@ -180,13 +184,22 @@ class AdaptiveEngine:
     def plan(self, batch: Any) -> StepPlan:
         """Decide the mode of the step being prepared, and stamp it on the batch."""
         self._samples.at_step(self.controller.steps.total())
-        requests, context_tokens = self.release.batch_size(batch), self.release.mean_context_tokens(batch)
+        requests = self.release.batch_size(batch)
+        context_tokens = self._mean_context_tokens(batch, requests)
         decision = self.controller.decide(requests, lambda: self._spec_fits(batch), context_tokens)
         plan = StepPlan(decision, requests, context_tokens)
         if decision.mode is Mode.PLAIN:
             plan.reserve_tokens = self._plain_reserve_tokens()
         self.release.stamp(batch, plan)
         return plan
+
+    def _mean_context_tokens(self, batch: Any, requests: int) -> int:
+        """The batch's mean length, brought up to date now and then: policies go by coarse classes of it."""
+        self._context_age_steps += 1
+        if requests != self._context_requests or self._context_age_steps >= _CONTEXT_STEPS:
+            self._context_requests, self._context_age_steps = requests, 0
+            self._context_tokens = self.release.mean_context_tokens(batch)
+        return self._context_tokens
 
     def prepare(self, batch: Any, upstream: Callable[[], Any]) -> Any:
         """Let SGLang allocate for the planned mode."""
