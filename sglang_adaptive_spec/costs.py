@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -97,8 +97,8 @@ class StepCosts:
             sizes = sorted(set((buckets or {}).get(mode, ())))
             largest = sizes[-1] if sizes else 0
             self._bucket_of[mode] = [sizes[bisect_left(sizes, requests)] for requests in range(largest + 1) if sizes]
-        self._known_version = -1
-        self._known: dict[Mode, dict[int, tuple[list[int], list[float]]]] = {}
+        # Buckets measured either way, in order, by mode and context class.
+        self._known: dict[Mode, dict[int, list[int]]] = {mode: {} for mode in Mode}
 
     def bucket(self, mode: Mode, requests: int) -> int:
         """The batch size that a step of so many requests is padded to."""
@@ -115,21 +115,23 @@ class StepCosts:
     def seed(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         """Take a start-up measurement; it holds until serving shows otherwise."""
         if 0.0 < seconds < _LONGEST_STEP_SECONDS:
-            self._cell(mode, requests, context_tokens).seeded = seconds
-            self.version += 1
+            key = self.bucket(mode, requests), self.context_class(context_tokens)
+            self._cell(mode, key).seeded = seconds
+            self._learned(mode, key)
 
     def observe(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         """Take one step of a serving server. No single sample matters, whatever its value."""
         if not 0.0 < seconds < _LONGEST_STEP_SECONDS:  # false for NaN, too
             return
-        cell = self._cell(mode, requests, context_tokens)
+        key = self.bucket(mode, requests), self.context_class(context_tokens)
+        cell = self._cell(mode, key)
         self._samples += 1
         cell.window.append(seconds)
         if len(cell.window) == BLOCK_STEPS:
             self._take_block(mode, cell)
+            self._learned(mode, key)
 
-    def _cell(self, mode: Mode, requests: int, context_tokens: int) -> _Cell:
-        key = self.bucket(mode, requests), self.context_class(context_tokens)
+    def _cell(self, mode: Mode, key: tuple[int, int]) -> _Cell:
         cells = self._cells[mode]
         cell = cells.get(key)
         if cell is None:
@@ -152,7 +154,13 @@ class StepCosts:
         if cell.seeded is not None:
             ratio, level = shown / cell.seeded, self._level[mode]
             self._level[mode] = ratio if level is None else level + (ratio - level) * _LEAST_WEIGHT
+
+    def _learned(self, mode: Mode, key: tuple[int, int]) -> None:
         self.version += 1
+        bucket, context = key
+        sizes = self._known[mode].setdefault(context, [])
+        if bucket not in sizes:
+            insort(sizes, bucket)
 
     def _value(self, mode: Mode, cell: _Cell) -> float | None:
         if cell.served is not None or cell.seeded is None:
@@ -186,7 +194,7 @@ class StepCosts:
         return doubt if mode in self._served else max(doubt, _NEVER_SERVED_DOUBT)
 
     def _derive(self, mode: Mode, bucket: int, context: int) -> Estimate | None:
-        known = self._curves()
+        known = self._known
         if not known[mode]:
             return None
         # The same class for both modes, or the one that knows a long context would look slow beside the other.
@@ -194,7 +202,7 @@ class StepCosts:
         seconds, inside = self._along(mode, bucket, context)
         if inside:
             return Estimate(seconds, self._doubt(mode, _DERIVED_DOUBT), "derived")
-        home = max(known[mode], key=lambda c: (len(known[mode][c][0]), -c))
+        home = max(known[mode], key=lambda c: (len(known[mode][c]), -c))
         base, inside = self._along(mode, bucket, home)
         if not inside:
             base += self._growth(mode.other, self._edge(mode, bucket, home), bucket, home)
@@ -222,37 +230,29 @@ class StepCosts:
         return there - here if inside and also_inside else 0.0
 
     def _edge(self, mode: Mode, bucket: int, context: int) -> int:
-        sizes, _ = self._curves()[mode].get(context, ([], []))
+        sizes = self._known[mode].get(context)
         return min(max(bucket, sizes[0]), sizes[-1]) if sizes else bucket
 
     def _along(self, mode: Mode, bucket: int, context: int) -> tuple[float, bool]:
         """Seconds by linear interpolation between known buckets, and whether there is one on either side."""
-        sizes, seconds = self._curves()[mode].get(context, ([], []))
+        sizes = self._known[mode].get(context)
         if not sizes:
             return 0.0, False
         right = bisect_left(sizes, bucket)
         if right == len(sizes):
-            return seconds[-1], False
+            return self._known_seconds(mode, sizes[-1], context), False
+        above = self._known_seconds(mode, sizes[right], context)
         if sizes[right] == bucket:
-            return seconds[right], True
+            return above, True
         if right == 0:
-            return seconds[0], False
-        share = (bucket - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
-        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1]), True
+            return above, False
+        below = self._known_seconds(mode, sizes[right - 1], context)
+        return below + (bucket - sizes[right - 1]) / (sizes[right] - sizes[right - 1]) * (above - below), True
 
-    def _curves(self) -> dict[Mode, dict[int, tuple[list[int], list[float]]]]:
-        """By mode and context class: the buckets measured, in order, and their seconds."""
-        if self._known_version != self.version:
-            self._known_version = self.version
-            self._known = {mode: {} for mode in Mode}
-            for mode, cells in self._cells.items():
-                for (bucket, context), cell in sorted(cells.items()):
-                    value = self._value(mode, cell)
-                    if value is not None:
-                        sizes, seconds = self._known[mode].setdefault(context, ([], []))
-                        sizes.append(bucket)
-                        seconds.append(value)
-        return self._known
+    def _known_seconds(self, mode: Mode, bucket: int, context: int) -> float:
+        value = self._value(mode, self._cells[mode][bucket, context])
+        assert value is not None, "known"
+        return value
 
     # --- for people and files ----------------------------------------------------------------------------
 

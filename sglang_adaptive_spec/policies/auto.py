@@ -39,7 +39,9 @@ _IMPLAUSIBLE_WAIT_STEPS = 32
 
 _BUDGET_SHARE = 0.0035
 """Of all steps, what probes of no use may cost."""
-_BUDGET_START_STEPS, _BUDGET_MOST_STEPS = 16.0, 32.0
+_BUDGET_START_STEPS, _BUDGET_MOST_STEPS = 24.0, 32.0
+_RESERVE_STEPS = 8.0
+"""Of the budget, kept for when the load or the workload changes."""
 
 _STEADY = {mode: Decision(mode, Reason.STEADY) for mode in Mode}
 _DWELL = {mode: Decision(mode, Reason.DWELL) for mode in Mode}
@@ -104,6 +106,7 @@ class _Return:
         patience: Times the usual loss before it is left, because leaving it turned out wrong.
         requests: The load that all this was found at.
         context: Likewise, the context class.
+        changed: Whether the load or the contexts have changed since, and nothing was found yet.
     """
 
     at_step: int = _CHANGED_WAIT_STEPS
@@ -111,12 +114,13 @@ class _Return:
     patience: int = 1
     requests: int = 0
     context: int = 0
+    changed: bool = True
 
     def left(self, step: int, view: _View, *, earned: bool) -> None:
         """The mode was left, after a stay that earned its switches or did not."""
         self.wait_steps = _FIRST_WAIT_STEPS if earned else min(2 * self.wait_steps, _LONGEST_WAIT_STEPS)
         self.at_step = step + self.wait_steps
-        self.requests, self.context = view.requests, view.context
+        self.requests, self.context, self.changed = view.requests, view.context, False
 
     def probed(self, *, faster: bool) -> None:
         """A probe against the odds found the mode to be the faster one, or a probe found it still slower."""
@@ -127,7 +131,7 @@ class _Return:
         if requests >= 2 * self.requests or 2 * requests <= self.requests or context != self.context:
             self.wait_steps, self.patience = _FIRST_WAIT_STEPS, 1
             self.at_step = min(self.at_step, step + _CHANGED_WAIT_STEPS)
-            self.requests, self.context = requests, context
+            self.requests, self.context, self.changed = requests, context, True
 
 
 class AutoPolicy(Switching):
@@ -274,7 +278,8 @@ class AutoPolicy(Switching):
         other, known = mode.other, self._view.of(mode.other) is not None
         if mode is Mode.SPEC and (self._accept.mean is None or self._view.spec is None):
             return Decision(mode, Reason.NO_DATA)
-        if not self._may_win(other, gain) or self._probe_steps(mode, _LEAST_PROBE_STEPS, gain) > self._budget_steps:
+        budget_steps = self._budget_steps - (0.0 if self._returns[other].changed else _RESERVE_STEPS)
+        if not self._may_win(other, gain) or self._probe_steps(mode, _LEAST_PROBE_STEPS, gain) > budget_steps:
             self._returns[other].at_step = self._step + _IMPLAUSIBLE_WAIT_STEPS
             return _STEADY[mode]
         decision = self._enter(other, Reason.PROBE if known else Reason.NO_DATA)

@@ -134,19 +134,24 @@ class Run:
         return [self.decisions[i].mode for i in [*ends, len(self.loads) - 1]]
 
 
-def _chain(rng: random.Random, probability: float) -> int:
-    tokens = 1
-    while tokens < MAX_ACCEPT_LENGTH and rng.random() < probability:
-        tokens += 1
-    return tokens
-
-
-def _probability(accept_length: float) -> float:
+def probability(accept_length: float) -> float:
+    """With which each of a chain of 3 drafts is accepted, to give that accept length."""
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
         low, high = (middle, high) if 1 + middle + middle**2 + middle**3 < accept_length else (low, middle)
     return low
+
+
+def accepted(rng: random.Random, chance: float, requests: int) -> int:
+    """Tokens of one verify step: a request's drafts up to the first that is not accepted, and one more."""
+    tokens = requests
+    for _ in range(requests):
+        for _ in range(MAX_ACCEPT_LENGTH - 1):
+            if rng.random() >= chance:
+                break
+            tokens += 1
+    return tokens
 
 
 def seeded_costs(
@@ -191,7 +196,7 @@ def serve(
     results: deque[tuple[int, int]] = deque()
     timed: list[tuple[Mode, Mode, Load, float]] = []
     for load in trace:
-        probability, left_ms = _probability(load.accept_length), load.seconds * 1e3
+        chance, left_ms = probability(load.accept_length), load.seconds * 1e3
         goodput = {m: machine.goodput(m, load.requests, load.context_tokens, load.accept_length) for m in Mode}
         usual_ms = {m: machine.milliseconds(m, load.requests, load.context_tokens) for m in Mode}
         while left_ms > 0:
@@ -212,7 +217,7 @@ def serve(
             if results:
                 policy.note_verify(*results.popleft())
             if mode is Mode.SPEC:
-                results.append((load.requests, sum(_chain(rng, probability) for _ in range(load.requests))))
+                results.append((load.requests, accepted(rng, chance, load.requests)))
             # Every twentieth step has a prefill before it.
             if before is not None and rng.random() > 0.05:
                 timed.append((before, mode, load, clock(step, ms * 1e-3)))

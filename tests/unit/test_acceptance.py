@@ -1,0 +1,86 @@
+import random
+from statistics import pstdev
+
+import pytest
+
+from sglang_adaptive_spec.acceptance import AcceptLength
+from tests.unit.traces import accepted, probability
+
+
+def fed(
+    accept_length: float, requests: int, steps: int, seed: int = 0, into: AcceptLength | None = None
+) -> AcceptLength:
+    """An average that has heard of so many verify steps of one workload."""
+    rng, chance = random.Random(seed), probability(accept_length)
+    average = AcceptLength(4) if into is None else into
+    for _ in range(steps):
+        average.note(requests, accepted(rng, chance, requests))
+    return average
+
+
+def test_nothing_is_known_before_the_first_verify():
+    average = AcceptLength(4)
+    assert average.mean is None
+    assert average.deviation == float("inf")
+    assert average.relative_deviation == 0
+
+
+def test_each_verified_request_counts_alike():
+    average = AcceptLength(4)
+    average.note(1, 4)
+    average.note(3, 4)
+    assert average.mean == pytest.approx(2, rel=0.02)
+    assert average.verified_requests == 4
+
+
+@pytest.mark.parametrize("requests", [1, 4, 16, 64])
+@pytest.mark.parametrize("accept_length", [1.1, 2.5, 3.5])
+def test_the_mean_is_near_and_the_deviation_honest(requests, accept_length):
+    averages = [fed(accept_length, requests, 400, seed) for seed in range(30)]
+    errors = [average.mean - accept_length for average in averages]
+    claimed = sum(average.deviation for average in averages) / len(averages)
+    assert max(map(abs, errors)) < 0.25
+    assert 0.5 * pstdev(errors) < claimed < 3 * pstdev(errors)
+
+
+@pytest.mark.parametrize(("requests", "steps"), [(1, 60), (4, 15), (16, 6), (64, 4)])
+@pytest.mark.parametrize(("before", "after"), [(2.5, 1.05), (1.05, 2.5)])
+def test_a_change_of_workload_shows_at_once(requests, steps, before, after):
+    average = fed(before, requests, 1000)
+    fed(after, requests, steps, 1, average)
+    assert abs(average.mean - after) < abs(average.mean - before)
+
+
+@pytest.mark.parametrize("requests", [1, 16])
+def test_chance_alone_is_no_change_of_workload(requests):
+    average, means = AcceptLength(4), []
+    rng, chance = random.Random(3), probability(2.5)
+    for step in range(5000):
+        average.note(requests, accepted(rng, chance, requests))
+        if step > 500:
+            means.append(average.mean)
+    assert max(means) - min(means) < 0.5
+
+
+def test_what_is_old_counts_less():
+    average = fed(2.5, 8, 200)
+    before = average.deviation
+    average.age(1000)
+    assert average.deviation > 3 * before
+    assert average.mean == pytest.approx(2.5, abs=0.2)
+    fed(1.1, 8, 8, 1, average)
+    assert average.mean < 1.5
+
+
+def test_doubt_leaves_a_first_guess():
+    average = fed(2.5, 64, 50)
+    average.doubt()
+    fed(1.1, 64, 1, 1, average)
+    assert average.mean < 1.4
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(0, 0), (0, 5), (-1, 3), (4, 3), (1, 0)])
+def test_what_can_not_be_is_left_out(requests, tokens):
+    average = AcceptLength(4)
+    average.note(requests, tokens)
+    assert average.mean is None
