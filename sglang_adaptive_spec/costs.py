@@ -213,11 +213,10 @@ class StepCosts:
         """Seconds that a context class adds to what a mode's best-known class takes."""
         if context == home:
             return 0.0
-        for whose, at in (
-            (mode.other, bucket),
-            (mode, self._edge(mode, bucket, context)),
-            (mode.other, self._edge(mode.other, bucket, context)),
-        ):
+        edges = [(whose, self._edge(whose, bucket, context)) for whose in (mode, mode.other)]
+        # From where this bucket is known, or else the nearest one to it.
+        edges.sort(key=lambda edge: abs(math.log(edge[1] / bucket)))
+        for whose, at in ((mode.other, bucket), *edges):
             there, inside = self._along(whose, at, context)
             here, also_inside = self._along(whose, at, home)
             if inside and also_inside:

@@ -28,8 +28,8 @@ _SWITCHES_KEPT = 5
 # Probes: steps, and verified requests that are enough however close it is. Results come a step late.
 _LEAST_PROBE_STEPS, _MOST_PROBE_STEPS, _ENOUGH_PROBE_REQUESTS = 4, 32, 64
 _PROBE_SIGMAS = 2.0
-_SURE_DOUBT, _WILD_DOUBT = 0.04, 0.6
-"""Doubt about a step time that needs no probe, and doubt that only the clock can end."""
+_SURE_DOUBT = 0.04
+"""Doubt about a step time that needs no probe."""
 
 # Steps between probes.
 _FIRST_WAIT_STEPS, _LONGEST_WAIT_STEPS = 64, 1024
@@ -331,7 +331,7 @@ class AutoPolicy(Switching):
         timed = estimate.source == "served" and self.costs.version != probe.version
         if probe.mode is Mode.PLAIN:
             return gain < 1 if timed else None
-        if estimate.doubt > _WILD_DOUBT and not timed:
+        if not timed and 1 < max(gain, 1 / gain) < 1 + estimate.doubt:
             return None
         verified = self._accept.verified_requests - probe.verified_requests
         if verified < _ENOUGH_PROBE_REQUESTS and abs(gain - 1) < _PROBE_SIGMAS * self._accept.relative_deviation:
