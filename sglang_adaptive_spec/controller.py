@@ -56,7 +56,7 @@ class Controller:
         self.dry_run = dry_run
         self.mode = policy.initial_mode
         self.steps: Counter[Mode] = Counter()
-        self.decided_steps: Counter[Mode] = Counter()
+        self.dry_run_steps: Counter[Mode] = Counter()
         self.tokens: Counter[Mode] = Counter()
         self.verified_requests = 0
         self.faults = 0
@@ -119,8 +119,11 @@ class Controller:
                 step,
             )
             self.mode = decision.mode
-        self.decided_steps[decision.mode] += 1
-        self.steps[Mode.SPEC if self.dry_run else decision.mode] += 1
+        if self.dry_run:
+            self.dry_run_steps[decision.mode] += 1
+            self.steps[Mode.SPEC] += 1
+        else:
+            self.steps[decision.mode] += 1
 
     def fault(self, what: str, error: BaseException | None = None) -> None:
         """Count a fault of ours; from the first one on the server speculates as SGLang alone would."""
@@ -181,7 +184,7 @@ class Controller:
             "dry_run": self.dry_run,
             "decided_mode": self.mode.value,
             "steps": {mode.value: self.steps[mode] for mode in Mode},
-            "decided_steps": {mode.value: self.decided_steps[mode] for mode in Mode},
+            "dry_run_steps": {mode.value: self.dry_run_steps[mode] for mode in Mode},
             "tokens": {mode.value: self.tokens[mode] for mode in Mode},
             "verified_requests": self.verified_requests,
             "accept_length": accept_length,

@@ -48,6 +48,8 @@ class AdaptiveEngine:
         self.settings = settings
         # What a server that was held in one mode goes back to.
         self._unheld = settings
+        # Whether a policy that measures decides, or will once the server is no longer held.
+        self._measures = settings.policy == "auto"
         self.release = release
         self.controller = Controller(policy, dry_run=settings.dry_run)
         self.clock = StepClock()
@@ -183,11 +185,12 @@ class AdaptiveEngine:
 
     def plan(self, batch: Any) -> StepPlan:
         """Decide the mode of the step being prepared, and stamp it on the batch."""
-        self._samples.at_step(self.controller.steps.total())
-        requests = self.release.batch_size(batch)
-        context_tokens = self._mean_context_tokens(batch, requests)
+        requests, context_tokens = self.release.batch_size(batch), 0
+        if self._measures:
+            self._samples.at_step(self.controller.steps.total())
+            context_tokens = self._mean_context_tokens(batch, requests)
         decision = self.controller.decide(requests, lambda: self._spec_fits(batch), context_tokens)
-        plan = StepPlan(decision, requests, context_tokens)
+        plan = StepPlan(decision, requests)
         if decision.mode is Mode.PLAIN:
             plan.reserve_tokens = self._plain_reserve_tokens()
         self.release.stamp(batch, plan)
@@ -281,9 +284,8 @@ class AdaptiveEngine:
 
     def _note_launch(self, mode: Mode, batch: Any) -> None:
         # The step prepared last is the one launched now.
-        plan = self.release.plan_of(batch)
-        context_tokens = plan.context_tokens if plan else 0
-        self.clock.launched(mode, self.release.batch_size(batch), self.controller.steps.total() - 1, context_tokens)
+        number = self.controller.steps.total() - 1
+        self.clock.launched(mode, self.release.batch_size(batch), number, self._context_tokens)
 
     def _run_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
         assert self.runtime is not None, "no policy asks for plain steps that can't be run"
@@ -354,7 +356,8 @@ class AdaptiveEngine:
         timed = self.clock.processed(mode)
         if timed is not None:
             self.controller.note_time(timed)
-            self._samples.take(timed)
+            if self._measures:
+                self._samples.take(timed)
         if self.runtime is None:
             # Nobody decides where there is nothing to decide, so nobody has counted the step.
             self.controller.steps[mode] += 1
@@ -363,7 +366,7 @@ class AdaptiveEngine:
 
     def _learn(self, timed: StepTime) -> None:
         self.controller.learn(timed)
-        # The policy that measures keeps the costs itself; under any other they are for a later change of policy.
+        # The policy that measures keeps the costs itself, and goes on with them after a time of being held.
         if self.costs is not None and self.settings.policy != "auto" and timed.after is timed.mode:
             self.costs.observe(timed.mode, timed.requests, timed.context_tokens, timed.seconds)
 
@@ -399,6 +402,7 @@ class AdaptiveEngine:
         self.settings = settings
         if settings.policy in ("auto", "threshold"):
             self._unheld = settings
+            self._measures = settings.policy == "auto"
         self.controller.policy = policy
         self.controller.dry_run = settings.dry_run
         logger.info("adaptive-spec: settings are now %s", settings.to_json())

@@ -16,7 +16,6 @@ class StepPlan:
     Attributes:
         decision: The mode and its reason.
         batch_size: Requests in the batch when it was prepared.
-        context_tokens: Mean length of them; 0 where that is not known.
         reserve_tokens: KV slots ensured past each request's committed length; None for SGLang's own reserve.
         prepared: The mode that slots were allocated for; None until they are.
         host_seq_lens: Sequence lengths before the step, ``[batch_size]`` int64 on the CPU, where the host
@@ -25,7 +24,6 @@ class StepPlan:
 
     decision: Decision
     batch_size: int
-    context_tokens: int = 0
     reserve_tokens: int | None = None
     prepared: Mode | None = None
     host_seq_lens: Any | None = None

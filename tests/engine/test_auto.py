@@ -95,7 +95,7 @@ def test_a_dry_run_decides_and_changes_nothing(dry: Server, load: list[Request],
     assert differences(load, reference, tokens) == []
     assert state["dry_run"]
     assert state["steps"]["plain"] == 0
-    assert state["decided_steps"]["plain"] > 0
+    assert state["dry_run_steps"]["plain"] > 0
     assert state["switches"] >= 1
     assert state["tokens"]["plain"] == 0
     assert "adaptive-spec (dry run): spec -> plain" in dry.log

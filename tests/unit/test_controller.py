@@ -183,7 +183,7 @@ def test_a_snapshot_is_plain_json():
         "dry_run": False,
         "decided_mode": "spec",
         "steps": {"spec": 2, "plain": 1},
-        "decided_steps": {"spec": 2, "plain": 1},
+        "dry_run_steps": {"spec": 0, "plain": 0},
         "tokens": {"spec": 5, "plain": 0},
         "verified_requests": 2,
         "accept_length": 2.5,
@@ -268,7 +268,7 @@ def test_a_dry_run_runs_every_step_as_sglang_would(caplog):
     with caplog.at_level(logging.INFO, LOGGER):
         assert drive(controller, [1, 9, 9, 1], fits_not) == "ssss"
     assert controller.steps == {Mode.SPEC: 4}
-    assert controller.decided_steps == {Mode.SPEC: 2, Mode.PLAIN: 2}
+    assert controller.dry_run_steps == {Mode.SPEC: 2, Mode.PLAIN: 2}
     assert caplog.messages[0].startswith("adaptive-spec (dry run): spec -> plain (")
     assert not controller.can_drop_to_plain
     assert controller.snapshot()["mode"] == "spec"

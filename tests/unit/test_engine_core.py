@@ -780,19 +780,28 @@ def test_what_serving_takes_reaches_the_policy(monkeypatch):
     assert all(seconds > 0 for *_, seconds in heard)
 
 
-def test_step_times_are_kept_under_a_policy_that_needs_none():
+def test_step_times_are_kept_while_a_server_that_measures_is_held():
+    engine = make_engine(AUTO)
+    engine.use({"policy": "plain"})
+    for _ in range(20):
+        step(engine, requests=2)
+    (row,) = (row for row in engine.snapshot()["step_costs"] if row["served_steps"])
+    assert (row["mode"], row["requests"], row["served_steps"]) == ("plain", 2, 16)
+
+
+def test_a_policy_that_goes_by_nothing_measured_is_told_no_times():
     engine = make_engine(THRESHOLD)
     for _ in range(20):
         step(engine, requests=2)
-    (row,) = engine.snapshot()["step_costs"]
-    assert (row["mode"], row["requests"], row["served_steps"]) == ("spec", 2, 16)
+    assert engine.snapshot()["step_costs"] == []
 
 
 def test_several_ranks_share_step_times_seldom_and_before_a_decision():
     release = FakeRelease()
     release.tp_size = 2
-    engine = release.engine = AdaptiveEngine(THRESHOLD, release, server_args=None)
+    engine = release.engine = AdaptiveEngine(AUTO, release, server_args=None)
     engine.build(worker=None)
+    release.broadcasts.clear()  # of the start
     for _ in range(130):
         step(engine, requests=2)
     assert [len(shared) for shared in release.broadcasts] == [63, 64]
@@ -807,7 +816,7 @@ def test_a_dry_run_decides_and_reports_and_changes_nothing():
     assert snapshot["dry_run"]
     assert snapshot["mode"] == "spec"
     assert snapshot["steps"] == {"spec": 4, "plain": 0}
-    assert snapshot["decided_steps"] == {"spec": 2, "plain": 2}
+    assert snapshot["dry_run_steps"] == {"spec": 2, "plain": 2}
     assert snapshot["switches"] == 2
     assert reserve(engine) == SGLANG_RESERVE
 
