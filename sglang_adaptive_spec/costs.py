@@ -25,6 +25,8 @@ _LONGEST_STEP_SECONDS = 60.0
 _SHORT_CONTEXT_BITS = 9
 """Contexts below 512 tokens are one class; from there on each doubling starts another."""
 
+_OTHER_MODE_DISTANCE = math.log(1.5)
+
 # Relative doubt about an estimate, by where it comes from.
 _SERVED_DOUBT = 0.02
 _AGED_DOUBT = 0.1
@@ -213,10 +215,14 @@ class StepCosts:
         """Seconds that a context class adds to what a mode's best-known class takes."""
         if context == home:
             return 0.0
-        edges = [(whose, self._edge(whose, bucket, context)) for whose in (mode, mode.other)]
-        # From where this bucket is known, or else the nearest one to it.
-        edges.sort(key=lambda edge: abs(math.log(edge[1] / bucket)))
-        for whose, at in ((mode.other, bucket), *edges):
+        # From where this bucket is known or the nearest one to it; the other mode is as far as half as large again.
+        own, others = self._edge(mode, bucket, context), self._edge(mode.other, bucket, context)
+        places = [
+            (abs(math.log(own / bucket)), mode, own),
+            (_OTHER_MODE_DISTANCE, mode.other, bucket),
+            (_OTHER_MODE_DISTANCE + abs(math.log(others / bucket)), mode.other, others),
+        ]
+        for _, whose, at in sorted(places):
             there, inside = self._along(whose, at, context)
             here, also_inside = self._along(whose, at, home)
             if inside and also_inside:

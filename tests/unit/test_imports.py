@@ -6,10 +6,12 @@ import sys
 import pytest
 
 WITHOUT_TORCH = (
+    "acceptance",
     "activate",
     "cli",
     "config",
     "controller",
+    "costs",
     "engine.core",
     "engine.steps",
     "errors",
