@@ -293,7 +293,8 @@ class AdaptiveEngine:
         if self._ledger is not None:
             rows, positions = self.release.rows(batch), self.release.positions(batch)
             if self._ledger.note(rows, positions):
-                self._catch_up(worker, batch, self.release.next_draft_input(result), positions + 1)
+                draft_input = self.release.next_draft_input(result)
+                self._catch_up(worker, batch, draft_input, positions + 1, drafts_next=False)
         return result
 
     def _before_draft(self, worker: Any, batch: Any) -> None:
@@ -302,20 +303,19 @@ class AdaptiveEngine:
             return
         plan = self.release.plan_of(batch)
         # Known: what can wait was put there by plain steps, and those leave no length open.
-        self._catch_up(worker, batch, self.release.draft_input(batch), plan and plan.host_seq_lens)
+        self._catch_up(worker, batch, self.release.draft_input(batch), plan and plan.host_seq_lens, drafts_next=True)
 
-    def _catch_up(self, worker: Any, batch: Any, draft_input: Any, lengths: Any) -> None:
+    def _catch_up(self, worker: Any, batch: Any, draft_input: Any, lengths: Any, *, drafts_next: bool) -> None:
         assert self.runtime is not None
         assert self._ledger is not None
         rows = self.release.rows(batch)
         try:
-            starts, counts = self._ledger.due(rows, lengths)
-            tokens = int(counts.sum())
-            if tokens:
-                self.release.catch_up(worker, self.runtime, batch, draft_input, (starts, counts))
+            due = self._ledger.due(rows, lengths)
+            if bool(due[1].any()):
+                seen = self.release.catch_up(worker, self.runtime, batch, draft_input, due, drafts_next=drafts_next)
                 self.catch_ups += 1
-                self.catch_up_tokens += tokens
-            self._ledger.saw_all(rows[counts > 0])
+                self.catch_up_tokens += int(seen.sum())
+                self._ledger.saw(rows, due, seen)
         except Exception as error:
             # The draft stays behind then, which costs acceptance, not tokens.
             self.controller.fault("the draft could not catch up", error)

@@ -38,6 +38,13 @@ class DraftLedger:
         self._starts[rows] = _NONE
         self._may_wait = self._may_wait and bool((self._starts_array != _NONE).any())
 
+    def saw(self, rows: torch.Tensor, due: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor) -> None:
+        """The draft has caught up with the first ``seen`` positions of what was due, ``[batch]`` int64."""
+        starts, counts = due
+        waited = counts > 0
+        self._starts[rows[waited]] = torch.where(seen < counts, starts + seen, _NONE)[waited]
+        self._may_wait = bool((self._starts_array != _NONE).any())
+
     def note(self, rows: torch.Tensor, positions: torch.Tensor) -> bool:
         """Account for a plain step.
 

@@ -205,12 +205,25 @@ class Release(Protocol):
     def next_draft_input(self, result: Any) -> Any:
         """What a result hands to the next step's draft."""
 
-    def catch_up(self, worker: Any, runtime: PlainRuntime, batch: Any, draft_input: Any, due: tuple[Any, Any]) -> None:
-        """Let the draft see, in one forward, what waits for it, and draft from there next.
+    def catch_up(
+        self,
+        worker: Any,
+        runtime: PlainRuntime,
+        batch: Any,
+        draft_input: Any,
+        due: tuple[Any, Any],
+        *,
+        drafts_next: bool,
+    ) -> Any:
+        """Let the draft see what waits for it.
 
         Args:
-            draft_input: Gets the draft's view after the last of these tokens, where any waited.
+            draft_input: Gets the draft's view after the last of these tokens, where any waited and it drafts next.
             due: First position and count of each request, ``[batch_size]`` int64 on the CPU each.
+            drafts_next: Whether the draft is about to draft; otherwise the last position may go on waiting.
+
+        Returns:
+            How many of each request's positions it has seen now, ``[batch_size]`` int64 on the CPU.
         """
 
     def limit_committed(self, req: Any, true_length: Callable[[int, int], int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
@@ -21,6 +21,7 @@ from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
+from sglang_adaptive_spec.releases.keys_only import KeysOnlyBackend, KeysWritten, attention_layers
 from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
 from sglang_adaptive_spec.releases.setup_0_5_14 import describe_setup
 from sglang_adaptive_spec.releases.step_bench_0_5_14 import idle_batch
@@ -59,12 +60,14 @@ class DraftSync:
     Attributes:
         attn_backend: The draft's attention backend for catch-ups; None for the one it has.
         ring: What waits.
-        launch_tokens: The most tokens of one catch-up forward.
+        keys_only: Writes keys and values without a whole forward; None for a draft that needs one to follow.
+        launch_tokens: The most tokens of one forward.
         context_tokens: The model's longest sequence.
     """
 
     attn_backend: Any
     ring: HiddenRing
+    keys_only: KeysOnlyBackend | None
     launch_tokens: int
     context_tokens: int
 
@@ -101,6 +104,7 @@ class Sglang0514:
         f"{_RESULT_PROCESSOR}._normalize_decode_outputs",
         f"{_RESULT_PROCESSOR}._resolve_spec_v2_tokens",
         "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+        "sglang.srt.layers.radix_attention:RadixAttention.forward",
         "sglang.srt.managers.utils:GenerationBatchResult.copy_to_cpu",
         "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.backup_state",
         "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.restore_state",
@@ -109,6 +113,7 @@ class Sglang0514:
         "sglang.srt.mem_cache.common:get_alloc_len_per_decode",
         "sglang.srt.mem_cache.common:release_kv_cache",
         "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
+        "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer",
         "sglang.srt.model_executor.model_runner:ModelRunner._forward_raw",
         "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
@@ -156,9 +161,7 @@ class Sglang0514:
         refuse_unreachable(settings, most_requests, spec_graph_sizes)
 
     @contextmanager
-    def offline_engine(
-        self, arguments: Sequence[str], once_parsed: Callable[[], None]
-    ) -> Iterator[dict[str, Any]]:
+    def offline_engine(self, arguments: Sequence[str], once_parsed: Callable[[], None]) -> Iterator[dict[str, Any]]:
         from sglang.srt.plugins import load_plugins
 
         load_plugins()
@@ -306,7 +309,12 @@ class Sglang0514:
             dtype=EagleDraftExtendInput.dtype_for(draft),
             device=worker.device,
         )
-        return DraftSync(attn_backend, ring, _launch_tokens(draft.draft_runner), self.context_tokens(worker))
+        runner = draft.draft_runner
+        # With one token at a time the last position is all there is.
+        follows_by_keys = attention_layers(runner.model) == 1 and catch_up_tokens > 1
+        keys_only = KeysOnlyBackend(runner.token_to_kv_pool) if follows_by_keys else None
+        launch_tokens = _launch_tokens(runner, logits=keys_only is None)
+        return DraftSync(attn_backend, ring, keys_only, launch_tokens, self.context_tokens(worker))
 
     def most_requests(self, worker: Any) -> int:
         return int(worker.target_worker.model_runner.max_running_requests)
@@ -405,28 +413,62 @@ class Sglang0514:
     def next_draft_input(self, result: Any) -> Any:
         return result.next_draft_input
 
-    def catch_up(self, worker: Any, runtime: PlainRuntime, batch: Any, draft_input: Any, due: tuple[Any, Any]) -> None:
+    def catch_up(
+        self,
+        worker: Any,
+        runtime: PlainRuntime,
+        batch: Any,
+        draft_input: Any,
+        due: tuple[Any, Any],
+        *,
+        drafts_next: bool,
+    ) -> Any:
         sync: Any = runtime.draft_sync
         starts, counts = due
-        width = min(sync.ring.chunk_tokens, int(counts.max()), max(1, sync.launch_tokens // len(batch.reqs)))
-        # One launch, unless SGLang's buffers are too small for all that waits.
-        while bool((pending := counts > 0).any()):
-            # Every row of a launch spans its width, which must not reach past the context.
-            span = min(width, int(counts.max()), sync.context_tokens - int(starts[pending].max()))
-            now = counts.clamp(max=span)
-            within = torch.where(pending, starts, starts.clamp(max=sync.context_tokens - span))
-            self._extend_draft(worker, sync, batch, draft_input, (within, now), span)
-            starts, counts = starts + now, counts - now
+        if sync.keys_only is None:
+            for part, width in _launches(sync, due):
+                self._extend_draft(worker, sync, batch, draft_input, part, width)
+            return counts
+        # The last position takes a whole forward, whose output the next draft starts from; it waits till then.
+        before_last = (counts - 1).clamp(min=0)
+        for part, width in _launches(sync, (starts, before_last)):
+            self._write_keys(worker, sync, batch, part, width)
+        if not drafts_next:
+            return before_last
+        self._extend_draft(worker, sync, batch, draft_input, (starts + before_last, counts.clamp(max=1)), 1)
+        return counts
+
+    def _write_keys(self, worker: Any, sync: DraftSync, batch: Any, due: tuple[Any, Any], width: int) -> None:
+        runner = worker.draft_worker.draft_runner
+        with _swapped(runner, attn_backend=sync.keys_only, prefill_cuda_graph_runner=None), suppress(KeysWritten):
+            self._run_extend(worker, sync, batch, due, width)
 
     def _extend_draft(
         self, worker: Any, sync: DraftSync, batch: Any, draft_input: Any, due: tuple[Any, Any], width: int
     ) -> None:
+        draft = worker.draft_worker
+        with ExitStack() as stack:
+            stack.enter_context(_swapped(draft, draft_extend_attn_backend=sync.attn_backend))
+            if sync.attn_backend is not None:
+                stack.enter_context(_swapped(draft.draft_runner, attn_backend=sync.attn_backend))
+            result = self._run_extend(worker, sync, batch, due, width)
+        fresh = result.next_draft_input
+        if bool((due[1] > 0).all()):
+            draft_input.topk_p, draft_input.topk_index = fresh.topk_p, fresh.topk_index
+            draft_input.hidden_states = fresh.hidden_states
+            return
+        waited = (result.accept_lens > 0).unsqueeze(1)
+        draft_input.topk_p = torch.where(waited, fresh.topk_p, draft_input.topk_p)
+        draft_input.topk_index = torch.where(waited, fresh.topk_index, draft_input.topk_index)
+        draft_input.hidden_states = torch.where(waited, fresh.hidden_states, draft_input.hidden_states)
+
+    def _run_extend(self, worker: Any, sync: DraftSync, batch: Any, due: tuple[Any, Any], width: int) -> Any:
+        """SGLang's draft-extend over ``width`` positions a request; eager, since it happens once in many steps."""
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
         from sglang.srt.managers.utils import GenerationBatchResult
         from sglang.srt.speculative.eagle_info import EagleDraftInput
 
         draft, rows = worker.draft_worker, batch.req_pool_indices
-        starts_cpu, counts_cpu = due
         starts, counts = torch.stack(due).to(rows.device, non_blocking=True)
         span = sync.ring.span(starts, width)
         hidden, tokens = sync.ring.read(rows, span)
@@ -434,7 +476,7 @@ class Sglang0514:
         # Columns that nothing waits in write to slot 0, SGLang's own place for padding.
         slots = torch.where(sync.ring.inside(counts, width), slots, 0).to(torch.int64).flatten()
         # In the form of a verify step that accepted what waits.
-        caught_up = GenerationBatchResult(
+        accepted = GenerationBatchResult(
             logits_output=LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden),
             next_token_ids=tokens,
             accept_lens=counts.to(torch.int32),
@@ -442,20 +484,16 @@ class Sglang0514:
         )
         # It reads the shared buffers until its end: whoever writes to them has to wait for the whole forward.
         draft.draft_runner.war_fastpath_read_done_event = None
-        with _step_fields_kept(batch), _draft_contexts(draft), _catching_up(draft, sync, width):
-            batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = starts, starts_cpu, None
+        with (
+            _step_fields_kept(batch),
+            _draft_contexts(draft),
+            _swapped(draft, speculative_num_draft_tokens=width, cuda_graph_runner_for_draft_extend=None),
+        ):
+            batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = starts, due[0], None
             batch.out_cache_loc = slots
             batch.return_logprob = False
-            draft._draft_extend_for_decode(batch, caught_up)
-        fresh = caught_up.next_draft_input
-        if bool((counts_cpu > 0).all()):
-            draft_input.topk_p, draft_input.topk_index = fresh.topk_p, fresh.topk_index
-            draft_input.hidden_states = fresh.hidden_states
-            return
-        waited = (counts > 0).unsqueeze(1)
-        draft_input.topk_p = torch.where(waited, fresh.topk_p, draft_input.topk_p)
-        draft_input.topk_index = torch.where(waited, fresh.topk_index, draft_input.topk_index)
-        draft_input.hidden_states = torch.where(waited, fresh.hidden_states, draft_input.hidden_states)
+            draft._draft_extend_for_decode(batch, accepted)
+        return accepted
 
     def limit_committed(self, req: Any, true_length: Callable[[int, int], int]) -> None:
         if req.req_pool_idx is not None:
@@ -642,29 +680,27 @@ def _draft_contexts(draft: Any) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _catching_up(draft: Any, sync: DraftSync, width: int) -> Iterator[None]:
-    """Let the draft worker extend by ``width`` tokens a request; eagerly, since it happens once in many steps."""
-    with ExitStack() as stack:
-        stack.enter_context(
-            _swapped(
-                draft,
-                speculative_num_draft_tokens=width,
-                draft_extend_attn_backend=sync.attn_backend,
-                cuda_graph_runner_for_draft_extend=None,
-            )
-        )
-        if sync.attn_backend is not None:
-            stack.enter_context(_swapped(draft.draft_runner, attn_backend=sync.attn_backend))
-        yield
+def _launches(sync: DraftSync, due: tuple[Any, Any]) -> Iterator[tuple[tuple[Any, Any], int]]:
+    """Forwards that cover what is due, each as first positions, counts and its width: one, if buffers allow."""
+    starts, counts = due
+    width = min(sync.ring.chunk_tokens, int(counts.max()), max(1, sync.launch_tokens // len(counts)))
+    while bool((pending := counts > 0).any()):
+        # Every row of a launch spans its width, which must not reach past the context.
+        span = min(width, int(counts.max()), sync.context_tokens - int(starts[pending].max()))
+        now = counts.clamp(max=span)
+        yield (torch.where(pending, starts, starts.clamp(max=sync.context_tokens - span)), now), span
+        starts, counts = starts + now, counts - now
 
 
-def _launch_tokens(runner: Any) -> int:
+def _launch_tokens(runner: Any, *, logits: bool) -> int:
     """The most tokens that one eager forward of the draft can take, and should.
 
     ``EagerRunner`` sizes its input buffers to the larger of a prefill and a widest step of every request. A
-    draft-extend computes logits for each token, which nothing at start has reckoned with: their memory is bounded
-    unless a step of SGLang's own takes more.
+    whole draft-extend computes logits for each token, which nothing at start has reckoned with: their memory is
+    bounded unless a step of SGLang's own takes more.
+
+    Args:
+        logits: Whether the forward gets as far as the logits.
     """
     arguments = runner.server_args
     chunked = arguments.chunked_prefill_size and arguments.chunked_prefill_size > 0
@@ -675,6 +711,8 @@ def _launch_tokens(runner: Any) -> int:
     if graphs.backend != "disabled" and graphs.bs:
         most_requests = min(most_requests, max(graphs.bs))
     widest_step = int(most_requests * arguments.max_speculative_num_draft_tokens)
+    if not logits:
+        return max(widest_step, int(prefill))
     config = runner.model_config.hf_config
     vocab_size = getattr(config, "draft_vocab_size", None) or runner.model_config.vocab_size
     return max(widest_step, min(int(prefill), _LOGITS_BYTES // (_BYTES_A_LOGIT * int(vocab_size))))

@@ -95,3 +95,16 @@ def test_what_was_never_stored_is_finite():
     assert torch.isfinite(hidden).all()
     assert (tokens == 0).all()
     assert ring.inside(at(0, 2), CHUNK).tolist() == [[False] * 4, [True, True, False, False]]
+
+
+def test_of_what_was_seen_in_part_the_rest_waits_on():
+    account = ledger()
+    for k in range(3):
+        account.note(at(1), at(10 + k))
+    account.note(at(2), at(20))
+    rows, lengths = at(1, 2, 3), at(13, 21, 40)
+    due = account.due(rows, lengths)
+    account.saw(rows, due, at(2, 0, 0))
+    assert [part.tolist() for part in account.due(rows, lengths)] == [[12, 20, 40], [1, 1, 0]]
+    account.saw(rows, account.due(rows, lengths), at(1, 1, 0))
+    assert not account.waits(rows)

@@ -49,6 +49,7 @@ class FakeRelease:
         self.catch_up_tokens: int | str | None = "not asked"
         self.caught_up: list[tuple[list[int], list[int]]] = []
         self.catch_up_error: Exception | None = None
+        self.last_position_waits = False
         self.worker_refusal: Refusal | None = None
         self.measure_error: Exception | None = None
         self.tp_size = 1
@@ -146,11 +147,12 @@ class FakeRelease:
     def next_draft_input(self, result):
         return "next draft input"
 
-    def catch_up(self, worker, runtime, batch, draft_input, due):
+    def catch_up(self, worker, runtime, batch, draft_input, due, *, drafts_next):
         if self.catch_up_error:
             raise self.catch_up_error
         self.ran.append(f"catch up for {draft_input}")
         self.caught_up.append(tuple(part.tolist() for part in due))
+        return due[1] if drafts_next or not self.last_position_waits else (due[1] - 1).clamp(min=0)
 
     def limit_committed(self, req, true_length):
         req.kv_committed_len = true_length(req.row, req.kv_committed_len)
@@ -590,6 +592,17 @@ def test_a_full_chunk_is_caught_up_with_in_the_plain_phase():
     assert engine.release.caught_up == [([FIRST_LENGTH] * 2, [CHUNK] * 2), ([FIRST_LENGTH + CHUNK] * 2, [CHUNK] * 2)]
 
 
+def test_the_last_position_of_a_chunk_may_wait_for_the_draft_to_draft():
+    engine = flipping_engine(CHUNK + 2)
+    engine.release.last_position_waits = True
+    grow(engine, CHUNK + 3)
+    first, second = engine.release.caught_up
+    assert first == ([FIRST_LENGTH] * 2, [CHUNK] * 2)
+    assert second == ([FIRST_LENGTH + CHUNK - 1] * 2, [3] * 2)
+    assert engine.snapshot()["catch_up_tokens"] == 2 * (CHUNK - 1 + 3)
+    assert not engine._ledger.waits(torch.arange(2))
+
+
 def test_nothing_waits_after_speculative_steps():
     engine = flipping_engine(2)
     length = grow(engine, 2)
@@ -735,9 +748,7 @@ def test_step_times_are_measured_at_start_on_the_graphs_that_both_modes_have():
     measured = {(row["mode"], row["requests"]): row["start_up_seconds"] for row in engine.snapshot()["step_costs"]}
     # 8 is no plain graph's size, but where the speculative ones end.
     assert measured == {
-        (mode.value, requests): pytest.approx(SECONDS[mode] * requests)
-        for mode in Mode
-        for requests in (1, 2, 4, 8)
+        (mode.value, requests): pytest.approx(SECONDS[mode] * requests) for mode in Mode for requests in (1, 2, 4, 8)
     }
     assert engine.snapshot()["measured_sizes"] == 4
     assert engine.controller.faults == 0

@@ -1,0 +1,53 @@
+"""Stop a draft's forward as soon as its keys and values are written.
+
+What a draft of one attention layer keeps of a position is the key and value there. Neither attention, MLP nor
+logits have a part in them, so a draft that only has to follow, and is not asked yet, needs a fraction of a forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class KeysWritten(Exception):  # noqa: N818  (what was wanted, no error)
+    """All that was wanted of a forward is done."""
+
+
+class KeysOnlyBackend:
+    """Stands in for an attention backend: writes a layer's keys and values and ends the forward there.
+
+    Args:
+        kv_pool: SGLang's KV pool of the draft.
+    """
+
+    def __init__(self, kv_pool: Any) -> None:
+        self._kv_pool = kv_pool
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Nothing to plan: nothing attends."""
+
+    def forward(
+        self,
+        q: Any,  # noqa: ARG002  (the backend's interface)
+        k: Any,
+        v: Any,
+        layer: Any,
+        forward_batch: Any,
+        save_kv_cache: bool = True,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> Any:
+        """Write and stop.
+
+        Raises:
+            KeysWritten: always.
+        """
+        if save_kv_cache:  # else a fused kernel already has
+            self._kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
+        raise KeysWritten
+
+
+def attention_layers(model: Any) -> int:
+    """How many layers of a model write keys and values."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    return sum(isinstance(module, RadixAttention) for module in model.modules())
