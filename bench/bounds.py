@@ -286,8 +286,9 @@ BOUNDS: tuple[AnyBound, ...] = (
     # B: the draft stays true across plain phases.
     Bound("B", "ours-threshold", "base", 0.975, ("fa3",), (64, 256)),
     # At one request the threshold of one request leaves it speculative.
-    Bound("B", "ours-threshold", "upstream-zero", 1.0, ("fa3", "triton"), GRID[1:], strict=True),
+    Bound("B", "ours-threshold", "upstream-zero", 1.0, ("fa3",), GRID[1:], strict=True),
     # C: as fast as the better of the two, at every load.
+    Bound("C", "ours-threshold", "upstream-zero", 1.0, ("triton", "flashinfer"), GRID[1:], strict=True),
     Bound("C", "ours-plain", "base", 0.98, ("fa3", "triton", "flashinfer"), _FROM_8),
     Bound("C", "ours-spec", "spec", 0.995, ("fa3", "triton", "flashinfer"), _FROM_8, by_step=True, accept_length=2.5),
     Bound("C", "ours-spec", "spec", 0.995, ("fa3", "triton", "flashinfer"), _FROM_8, by_step=True, accept_length=1.6),

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.engine
 NEVER_CATCHES_UP = """
 def register():
     from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
-    Sglang0514.catch_up = lambda self, *arguments: None
+    Sglang0514.catch_up = lambda self, *arguments, drafts_next: arguments[-1][1]
 """
 
 
