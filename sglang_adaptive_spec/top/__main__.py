@@ -16,7 +16,7 @@ def main() -> int:
             if (error.name or "").startswith("sglang_adaptive_spec"):
                 raise
             raise Missing(
-                f"The view needs {error.name}, which is not installed: pip install 'sglang-adaptive-spec[top]'."
+                f"The view needs {error.name}, which is not installed: pip install httpx prometheus-client rich."
             ) from error
         run(sys.argv[1:])
     except TopError as error:

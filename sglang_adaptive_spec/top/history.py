@@ -133,6 +133,7 @@ class History:
                 "to": s.after,
                 "reason": s.reason,
                 "running_requests": s.running_requests,
+                "first_step_seconds": s.first_step_seconds,
             }
             for s in latest.switches
         ]

@@ -26,6 +26,7 @@ class Switch:
         at_seconds: Unix time on the server.
         step: The first decode step in the new mode.
         running_requests: Requests in that step's batch.
+        first_step_seconds: What that step took, with all that the switch entailed; None where it is not known.
     """
 
     at_seconds: float
@@ -34,6 +35,7 @@ class Switch:
     after: str
     reason: str
     running_requests: int
+    first_step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Sampler:
                 headers=headers,
                 timeout=_TIMEOUT_SECONDS,
                 transport=transport,
+                # A connection a request: the server closes one that failed or idled, perhaps just as it is used again.
+                limits=httpx.Limits(max_keepalive_connections=0),
                 follow_redirects=True,  # /metrics is mounted at /metrics/
             )
         except (httpx.InvalidURL, ValueError) as error:
@@ -192,7 +196,7 @@ class Sampler:
         except httpx.TimeoutException as error:
             raise ServerGone(f"{self.url} does not answer within {_TIMEOUT_SECONDS:.0f} s.") from error
         except httpx.UnsupportedProtocol as error:
-            raise NotSGLang(f"{self.url} is no URL of a server: {error}") from error
+            raise NotSGLang(f"{self.url!r} is no URL of a server: {error}") from error
         except httpx.HTTPError as error:
             raise ServerGone(f"No answer from {self.url}: {error}.") from error
 
@@ -222,7 +226,15 @@ def read_sample(block: Mapping[str, Any], load: Mapping[str, Any], exposition: s
         verified_requests=int(block["verified_requests"]),
         switch_count=int(block["switches"]),
         switches=tuple(
-            Switch(s["at_seconds"], s["step"], s["from"], s["to"], s["reason"], s["running_requests"])
+            Switch(
+                at_seconds=s["at_seconds"],
+                step=s["step"],
+                before=s["from"],
+                after=s["to"],
+                reason=s["reason"],
+                running_requests=s["running_requests"],
+                first_step_seconds=s["first_step_seconds"],
+            )
             for s in block["last_switches"]
         ),
         faults=int(block["faults"]),

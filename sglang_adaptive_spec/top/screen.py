@@ -203,9 +203,13 @@ def _switches(latest: Sample, *, narrow: bool) -> Table:
     table.add_column("running", justify="right")
     if not narrow:
         table.add_column("step", justify="right")
+        table.add_column("which took", justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
     for switch in reversed(latest.switches):
         after = Text.assemble(f"{switch.before} → ", (switch.after, COLOURS.get(switch.after, "")))
         row: list[str | Text] = [duration(latest.at_seconds - switch.at_seconds), after, str(switch.running_requests)]
-        table.add_row(*row, *([] if narrow else [str(switch.step)]), switch.reason)
+        if not narrow:
+            took = switch.first_step_seconds
+            row += [str(switch.step), "-" if took is None else f"{1000 * took:.1f} ms"]
+        table.add_row(*row, switch.reason)
     return table

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -54,7 +56,7 @@ def test_a_sample_says_what_the_endpoints_say() -> None:
     assert sample.mode == "plain"
     assert (sample.all_steps, sample.all_tokens) == (400, 11400)
     assert (sample.running_requests, sample.waiting_requests) == (65, 3)
-    assert sample.switches == (Switch(990.0, 100, "spec", "plain", SWITCH["reason"], 65),)
+    assert sample.switches == (Switch(990.0, 100, "spec", "plain", SWITCH["reason"], 65, 0.0123),)
     assert sample.plain_graph_count == 3
     assert sample.time_to_first_token is None
 
@@ -138,3 +140,29 @@ def test_what_can_not_be_shown_is_said_in_one_message(
 def test_what_is_no_url_is_said_so(url: str) -> None:
     with pytest.raises(NotSGLang, match="is no URL"):
         Sampler(url).sample()
+
+
+def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
+    requests = []
+
+    class Server(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            requests.append(self.client_address)
+            response = server()(httpx.Request("GET", f"http://box{self.path}"))
+            self.send_response(response.status_code)
+            self.send_header("Content-Length", str(len(response.content)))
+            self.end_headers()
+            self.wfile.write(response.content)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as listening:
+        Thread(target=listening.serve_forever, daemon=True).start()
+        asked = Sampler(f"127.0.0.1:{listening.server_port}")
+        asked.sample()
+        asked.close()
+        listening.shutdown()
+    assert len(requests) == len(set(requests)) == 2

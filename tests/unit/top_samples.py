@@ -14,6 +14,7 @@ SWITCH = {
     "reason": "more requests run than the threshold",
     "running_requests": 65,
     "at_seconds": 990.0,
+    "first_step_seconds": 0.0123,
 }
 
 
