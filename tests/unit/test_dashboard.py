@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import promql_parser
 import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from docs import grafana_dashboard
+from tests.promql import vectors
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads(grafana_dashboard.PATH.read_text())
@@ -42,16 +42,6 @@ def of_sglang() -> set[str]:
     for kind, name in re.findall(r"(Counter|Gauge|Histogram|Summary)\(\s*name=\"(sglang:\w+)\"", source):
         series |= {f"{name}{end}" for end in ("_bucket", "_sum", "_count")} if kind == "Histogram" else {name}
     return series
-
-
-def vectors(query: str) -> list[tuple[str, set[str]]]:
-    """Each metric in a query, with the labels by which it is selected or grouped."""
-    plain = query.replace("$__rate_interval", "1m")
-    promql_parser.parse(plain)
-    groups = {label for group in re.findall(r"by \(([^)]*)\)", plain) for label in group.split(", ")}
-    selectors = re.findall(r"(sglang:\w+)\{([^}]*)\}", plain)
-    assert len(selectors) == plain.count("sglang:"), f"a metric of all servers in {query}"
-    return [(name, groups | set(re.findall(r"(\w+)=", labels))) for name, labels in selectors]
 
 
 def lost(before: Any, after: Any, path: str = "") -> Iterator[str]:

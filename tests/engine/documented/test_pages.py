@@ -7,16 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings
 from tests.engine.documented.launcher import LAUNCH, Launcher, environment, launch_command, on_a_terminal
 from tests.engine.serving import Server
 from tests.models.prompts import heldout_prompts
 from tests.pages import PAGES, ROOT, Command, commands
+from tests.promql import vectors
 
 pytestmark = pytest.mark.engine
 
@@ -82,6 +86,23 @@ def test_a_request_is_answered_as_the_page_says(server: Server, command: Command
     assert printed == "[true]"
     asked = json.loads(command.call[command.call.index("-d") + 1])["server_args"]["adaptive_spec"]
     assert asked.items() <= server.state()["settings"].items()
+
+
+def test_the_dashboards_queries_find_their_series(server: Server) -> None:
+    assert server.use(policy="threshold", disable_batch_threshold=2)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda prompt: server.generate(prompt, max_new_tokens=80), heldout_prompts(4, seed=43)))
+    time.sleep(1.5)  # published once a second
+    scraped: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(server.client.get("/metrics").text):
+        for sample in family.samples:
+            scraped.setdefault(sample.name, set()).update(sample.labels)
+    panels = json.loads((ROOT / "docs/grafana-dashboard.json").read_text())["panels"]
+    for query in (target["expr"] for panel in panels for target in panel.get("targets", ())):
+        for name, labels in vectors(query):
+            if name != "sglang:adaptive_spec_faults_total":  # of which there are none
+                # `instance` is put on by Prometheus; ranks are not on what SGLang's HTTP process counts.
+                assert labels - {"instance", "tp_rank", "pp_rank"} <= scraped[name], name
 
 
 @of_kind(TOP)
