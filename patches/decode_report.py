@@ -1,12 +1,26 @@
-"""Keep SGLang's decode log alive through an interval without a verify step."""
+"""The plugin's metrics and the mode on the decode log line, and SGLang's own report kept true."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from sglang_adaptive_spec.activate import Plugin
 from sglang_adaptive_spec.patching import Patch
+from sglang_adaptive_spec.telemetry import ModeOnDecodeLine
+
+_MODULE = "sglang.srt.managers.scheduler_components.metrics_reporter"
+
+
+def _begin(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: Any, kwargs: Any) -> Any:
+    begun = original(*args, **kwargs)
+    if plugin.engine is not None:
+        plugin.engine.publish_with(reporter)
+        if plugin.engine.runtime is not None:
+            # SGLang's line is one message, finished; a filter is what logging offers to add to one.
+            logging.getLogger(_MODULE).addFilter(ModeOnDecodeLine(plugin.engine.controller.steps))
+    return begun
 
 
 def _report(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: Any, kwargs: Any) -> Any:
@@ -16,12 +30,35 @@ def _report(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: A
         return original(*args, **kwargs)
 
 
+def _report_idle(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: Any, kwargs: Any) -> Any:
+    del reporter
+    if plugin.engine is not None and plugin.engine.telemetry is not None:
+        plugin.engine.telemetry.idle()
+    return original(*args, **kwargs)
+
+
 PATCHES = (
     Patch(
-        target="sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter.report_decode_stats",
+        target=f"{_MODULE}:SchedulerMetricsReporter.__post_init__",
+        wrapper=_begin,
+        why="From here on SGLang's own metrics and their labels exist, and the plugin's join them.",
+        upstream="none",
+        remove_when="SGLang lets a plugin add metrics, and fields to the decode log line.",
+        for_plain=False,
+    ),
+    Patch(
+        target=f"{_MODULE}:SchedulerMetricsReporter.report_decode_stats",
         wrapper=_report,
         why="It divides by the verify steps since the last line, of which there may be none.",
         upstream="none",
         remove_when="The division is guarded upstream.",
+    ),
+    Patch(
+        target=f"{_MODULE}:SchedulerMetricsReporter._maybe_log_idle_metrics",
+        wrapper=_report_idle,
+        why="Metrics are published once a second while steps run; when there are no more, the last ones are due.",
+        upstream="none",
+        remove_when="SGLang lets a plugin add metrics.",
+        for_plain=False,
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -30,25 +31,53 @@ def _change(plugin: Plugin, original: Callable[..., Any], scheduler: Any, args: 
         return original(*args, **kwargs)
     asked = request.server_args[KEY]
     others = sorted(set(request.server_args) - {KEY})
+    # The request id is all that reaches a scheduler of whoever asked.
+    by = f"request {request.rid}" if request.rid else None
     try:
-        if others or not isinstance(asked, dict):
+        if others or not isinstance(asked, dict) or not asked:
             raise Refusal(
                 f"The request can't be read: {KEY} is {asked!r}, beside {others}.",
-                "The plugin's settings are a JSON object, and can't change in one step with SGLang's own: half of it "
-                "could fail.",
+                "The plugin's settings are a JSON object that names at least one, and can't change in one step with "
+                "SGLang's own: half of it could fail.",
                 f'Send {{"server_args": {{"{KEY}": {{...}}}}}} alone.',
             )
-        plugin.engine.use(asked)
+        plugin.engine.use(asked, by)
     except Refusal as refusal:
-        logger.warning("adaptive-spec: new settings refused: %s", refusal)
-        return _answer(updated=False, state={"error": str(refusal)})
+        logger.warning("adaptive-spec: new settings refused%s: %s", f", asked by {by}" if by else "", refusal)
+        return _refused(str(refusal))
+    except Exception as error:
+        logger.exception("adaptive-spec: new settings could not be read: %r", asked)
+        return _refused(f"A fault of the plugin: {error!r}. Nothing was changed.")
     return _answer(updated=True, state=plugin.engine.snapshot())
 
 
-def _answer(*, updated: bool, state: dict[str, Any]) -> Any:
+def _refused(why: str) -> Any:
+    # What stands in "updated" is all of an answer that reaches the HTTP server's side.
+    return _answer(updated={"error": why}, state={"error": why})
+
+
+def _answer(*, updated: bool | dict[str, str], state: dict[str, Any]) -> Any:
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
     return SetInternalStateReqOutput(updated=updated, server_args={KEY: state})
+
+
+def _ask_in_turn(plugin: Plugin, original: Callable[..., Any], manager: Any, args: Any, kwargs: Any) -> Any:
+    del plugin
+    # Made on first use, in the event loop's only thread.
+    turn = vars(manager).setdefault("adaptive_spec_turn", asyncio.Lock())
+
+    async def ask() -> Any:
+        from fastapi import HTTPException
+
+        async with turn:
+            answers = await original(*args, **kwargs)
+        refused = [answer["error"] for answer in answers if isinstance(answer, dict)]
+        if refused:
+            raise HTTPException(status_code=400, detail=refused[0])
+        return answers
+
+    return ask()
 
 
 PATCHES = (
@@ -66,6 +95,15 @@ PATCHES = (
         why="It rejects a key it does not know; the plugin's settings change on a running server.",
         upstream="none",
         remove_when="SGLang lets a plugin add to its state.",
+        for_plain=False,
+    ),
+    Patch(
+        target="sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin.set_internal_state",
+        wrapper=_ask_in_turn,
+        why="It answers a refusal with status 200 and a bare false; whoever asked has to hear that, and why. Of calls "
+        "at the same moment one may fail: FanOutCommunicator lets a new call overtake the one whose turn it is.",
+        upstream="sgl-project/sglang#30606 fixes the latter",
+        remove_when="/set_internal_state answers a refusal with an error, and calls at the same moment in turn.",
         for_plain=False,
     ),
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_adaptive_spec.clock import StepTime
+from sglang_adaptive_spec.faults import Fault, Faults
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Observation, Policy
 
@@ -55,18 +56,22 @@ class Controller:
         self.policy = policy
         self.dry_run = dry_run
         self.mode = policy.initial_mode
+        # Decided when a step is prepared; everything else is counted when its result is processed.
+        self.decided_steps = 0
         self.steps: Counter[Mode] = Counter()
         self.dry_run_steps: Counter[Mode] = Counter()
         self.tokens: Counter[Mode] = Counter()
+        self.accepted_tokens = 0
         self.verified_requests = 0
-        self.faults = 0
+        self.faults = Faults()
         self.switches: deque[Switch] = deque(maxlen=_SWITCHES_KEPT)
-        self.switch_counts: Counter[Reason] = Counter()
+        self.switch_counts: Counter[tuple[Mode, Reason]] = Counter()
+        self._mode_seconds = dict.fromkeys(Mode, 0.0)
+        self._mode_since = time.monotonic()
         # What the policy wants, which a shortage of KV slots overrides without changing it.
         self._wanted = policy.initial_mode
         self._steps_wanted = 0
         self._short_until_step = 0
-        self.spec_only = False
 
     def decide(self, running_requests: int, spec_fits: Callable[[], bool], context_tokens: int = 0) -> Decision:
         """Choose the mode of the step being prepared.
@@ -91,11 +96,11 @@ class Controller:
         try:
             return self.policy.decide(seen)
         except Exception as error:
-            self.fault("the policy failed", error)
+            self.fault(Fault.POLICY, "the policy failed", error)
             return Decision(Mode.SPEC, Reason.FAULT)
 
     def _is_short(self, spec_fits: Callable[[], bool]) -> bool:
-        step = self.steps.total()
+        step = self.decided_steps
         if step < self._short_until_step:
             return True
         if spec_fits():
@@ -105,10 +110,10 @@ class Controller:
 
     def _enter(self, decision: Decision, running_requests: int) -> None:
         if decision.mode is not self.mode:
-            step = self.steps.total()
+            step = self.decided_steps
             switch = Switch(step, self.mode, decision.mode, decision.reason, running_requests, time.time())
             self.switches.append(switch)
-            self.switch_counts[decision.reason] += 1
+            self.switch_counts[decision.mode, decision.reason] += 1
             logger.info(
                 "adaptive-spec%s: %s -> %s (%s), #running-req: %d, step %d",
                 " (dry run)" if self.dry_run else "",
@@ -118,28 +123,39 @@ class Controller:
                 running_requests,
                 step,
             )
+            self._stop_clock()
             self.mode = decision.mode
+        self.decided_steps += 1
         if self.dry_run:
             self.dry_run_steps[decision.mode] += 1
-            self.steps[Mode.SPEC] += 1
-        else:
-            self.steps[decision.mode] += 1
 
-    def fault(self, what: str, error: BaseException | None = None) -> None:
-        """Count a fault of ours; from the first one on the server speculates as SGLang alone would."""
-        self.faults += 1
-        if not self.spec_only:
-            self.spec_only = True
-            logger.error(
-                "adaptive-spec: %s; from here on SGLang speculates as it would alone. Please report this.",
-                what,
-                exc_info=error,
-            )
+    def fault(self, kind: Fault, what: str, error: BaseException | None = None) -> None:
+        """Count a fault of ours; repeated ones end switching."""
+        self.faults.note(kind, what, self.decided_steps, error)
 
-    def complain(self, what: str, error: BaseException | None = None) -> None:
-        """Count a fault of ours that leaves both modes as they are."""
-        self.faults += 1
-        logger.error("adaptive-spec: %s. Please report this.", what, exc_info=error)
+    @property
+    def spec_only(self) -> bool:
+        """Whether repeated faults ended switching, so that the server speculates as SGLang alone would."""
+        return self.faults.spec_only
+
+    @property
+    def running_mode(self) -> Mode:
+        """The mode of the last step, which in a dry run is not the one that was chosen."""
+        return Mode.SPEC if self.dry_run else self.mode
+
+    def set_dry_run(self, on: bool) -> None:
+        """Begin or end a dry run with the next step."""
+        self._stop_clock()
+        self.dry_run = on
+
+    def mode_seconds(self) -> dict[Mode, float]:
+        """How long each mode was the running one, idle time included."""
+        seconds = dict(self._mode_seconds)
+        seconds[self.running_mode] += time.monotonic() - self._mode_since
+        return seconds
+
+    def _stop_clock(self) -> None:
+        self._mode_seconds, self._mode_since = self.mode_seconds(), time.monotonic()
 
     def learn(self, timed: StepTime) -> None:
         """Let the policy hear of a step's time; the same one on every rank, at the same step."""
@@ -154,7 +170,7 @@ class Controller:
         try:
             note(*heard)
         except Exception as error:
-            self.fault("the policy failed", error)
+            self.fault(Fault.POLICY, "the policy failed", error)
 
     def note_time(self, timed: StepTime) -> None:
         """Keep what the first step of a switch took."""
@@ -169,27 +185,46 @@ class Controller:
         """Whether a batch that can't speculate for want of KV slots may run plain instead."""
         return self.policy.needs_plain and not self.spec_only and not self.dry_run
 
-    def note_result(self, mode: Mode, requests: int, tokens: int) -> None:
-        """Count one processed decode result."""
-        self.tokens[mode] += tokens
+    def note_step(self, mode: Mode) -> None:
+        """Count one decode step whose result is about to be processed."""
+        self.steps[mode] += 1
+
+    def note_result(self, mode: Mode, requests: int, tokens: int, emitted_tokens: int) -> None:
+        """Count what one processed decode result gave.
+
+        Args:
+            requests: Requests in the step, those included that had ended when its result came.
+            tokens: What it gave them all; in a speculative step what was accepted.
+            emitted_tokens: Tokens of these that clients get.
+        """
+        self.tokens[mode] += emitted_tokens
         if mode is Mode.SPEC:
+            self.accepted_tokens += tokens
             self.verified_requests += requests
             self._tell(self.policy.note_verify, requests, tokens)
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain JSON types."""
-        accept_length = self.tokens[Mode.SPEC] / self.verified_requests if self.verified_requests else None
+        by_reason: Counter[str] = Counter()
+        for (_, reason), count in sorted(self.switch_counts.items()):
+            by_reason[reason.value] += count
         return {
-            "mode": (Mode.SPEC if self.dry_run else self.mode).value,
+            "mode": self.running_mode.value,
             "dry_run": self.dry_run,
             "decided_mode": self.mode.value,
             "steps": {mode.value: self.steps[mode] for mode in Mode},
             "dry_run_steps": {mode.value: self.dry_run_steps[mode] for mode in Mode},
             "tokens": {mode.value: self.tokens[mode] for mode in Mode},
+            "mode_seconds": {mode.value: seconds for mode, seconds in self.mode_seconds().items()},
+            "accepted_tokens": self.accepted_tokens,
             "verified_requests": self.verified_requests,
-            "accept_length": accept_length,
-            "switches": sum(self.switch_counts.values()),
-            "switches_by_reason": {r.value: n for r, n in sorted(self.switch_counts.items())},
+            "accept_length": self.accepted_tokens / self.verified_requests if self.verified_requests else None,
+            "switches": self.switch_counts.total(),
+            "switches_by_reason": dict(by_reason),
+            "switch_counts": [
+                {"to": mode.value, "reason": reason.value, "count": count}
+                for (mode, reason), count in sorted(self.switch_counts.items())
+            ],
             "last_switches": [
                 {
                     "step": s.step,
@@ -202,7 +237,9 @@ class Controller:
                 }
                 for s in self.switches
             ],
-            "faults": self.faults,
+            "faults": self.faults.counts.total(),
+            "faults_by_kind": {kind.value: count for kind, count in sorted(self.faults.counts.items())},
+            "spec_only": self.spec_only,
             "explain": self._explain(),
         }
 

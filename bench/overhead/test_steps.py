@@ -54,6 +54,7 @@ def test_controller(repeat: int, batch_size: int, name: str, side: str, measure:
 
     def step() -> None:
         controller.decide(batch_size, lambda: True)
-        controller.note_result(Mode.SPEC, batch_size, 2 * batch_size)
+        controller.note_step(Mode.SPEC)
+        controller.note_result(Mode.SPEC, batch_size, 2 * batch_size, 2 * batch_size)
 
     measure(step)

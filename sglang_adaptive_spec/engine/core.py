@@ -16,12 +16,16 @@ from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
 from sglang_adaptive_spec.engine.samples import SampleRelay
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
+from sglang_adaptive_spec.faults import Fault
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Policy, make_policy
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
 if TYPE_CHECKING:
     from sglang_adaptive_spec.engine.draft_ledger import DraftLedger
+    from sglang_adaptive_spec.engine.plain_steps import PlainSteps
+    from sglang_adaptive_spec.stopwatch import Stopwatch
+    from sglang_adaptive_spec.telemetry import Telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +60,18 @@ class AdaptiveEngine:
         self.runtime: PlainRuntime | None = None
         self._keeps_draft = policy.returns_to_spec
         self._ledger: DraftLedger | None = None
+        self._plain_steps: PlainSteps | None = None
+        self._stopwatch: Stopwatch | None = None
+        self.telemetry: Telemetry | None = None
         self.catch_ups = 0
         self.catch_up_tokens = 0
         self._most_accepted_tokens = release.most_accepted_tokens(server_args)
         # Verify results still on their way to the host: while there are any, the host's committed lengths lag.
         self._unresolved_spec_steps = 0
         self._scoped_plan: StepPlan | None = None
+        # Requests that left since the last result: the step under way holds tokens that they don't get.
+        self._left: list[Any] = []
+        self._overshoot_tokens = 0
         # Known once the worker is.
         self.costs: StepCosts | None = None
         self.measured_sizes = 0
@@ -103,6 +113,10 @@ class AdaptiveEngine:
             self._ledger = DraftLedger(rows, chunk_tokens, context_tokens)
         saved = self._read_costs(worker)
         self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
+        self._stopwatch = self.release.stopwatch(worker)
+        from sglang_adaptive_spec.engine.plain_steps import PlainSteps
+
+        self._plain_steps = PlainSteps(self.release.rows_in_all(worker))
         self.costs = self._find_costs(worker, self.runtime, saved)
         self.controller.policy = self._make_policy(self.settings)
         ranks = self.release.ranks(worker)
@@ -164,7 +178,9 @@ class AdaptiveEngine:
             seconds = self.settings.measure_seconds
             self.measured_sizes = measure(self.release, worker, runtime, costs, sizes, seconds)
         except Exception as error:
-            self.controller.complain("step times could not be measured at start; serving will show them", error)
+            self.controller.fault(
+                Fault.MEASUREMENT, "step times could not be measured at start; serving will show them", error
+            )
             costs = StepCosts(buckets)
         finally:
             self._measuring = False
@@ -187,7 +203,7 @@ class AdaptiveEngine:
         """Decide the mode of the step being prepared, and stamp it on the batch."""
         requests, context_tokens = self.release.batch_size(batch), 0
         if self._measures:
-            self._samples.at_step(self.controller.steps.total())
+            self._samples.at_step(self.controller.decided_steps)
             context_tokens = self._mean_context_tokens(batch, requests)
         decision = self.controller.decide(requests, lambda: self._spec_fits(batch), context_tokens)
         plan = StepPlan(decision, requests)
@@ -261,12 +277,14 @@ class AdaptiveEngine:
             return self._run_prefill(worker, batch, publish, upstream)
         mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
         if complaint:
-            self.controller.fault(complaint)
+            self.controller.fault(Fault.PREPARATION, complaint)
         if mode is Mode.PLAIN:
             try:
                 return self._launch_plain(worker, batch, publish)
             except Exception as error:
-                self.controller.fault("a plain step failed", error)
+                self.controller.fault(Fault.PLAIN_STEP, "a plain step failed", error)
+                if self._ledger is not None:
+                    self._ledger.forget_from(self.release.rows(batch), self.release.positions(batch))
             if not self._spec_fits(batch):
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
                 return self._launch_plain(worker, batch, publish)
@@ -279,12 +297,14 @@ class AdaptiveEngine:
 
     def _launch_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
         launched = self._run_plain(worker, batch, publish)
+        assert self._plain_steps is not None, "made with the runtime"
+        self._plain_steps.launched()
         self._note_launch(Mode.PLAIN, batch)
         return launched
 
     def _note_launch(self, mode: Mode, batch: Any) -> None:
         # The step prepared last is the one launched now.
-        number = self.controller.steps.total() - 1
+        number = self.controller.decided_steps - 1
         self.clock.launched(mode, self.release.batch_size(batch), number, self._context_tokens)
 
     def _run_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
@@ -308,18 +328,20 @@ class AdaptiveEngine:
     def _catch_up(self, worker: Any, batch: Any, draft_input: Any, lengths: Any, *, drafts_next: bool) -> None:
         assert self.runtime is not None
         assert self._ledger is not None
+        assert self._stopwatch is not None
         rows = self.release.rows(batch)
         try:
             due = self._ledger.due(rows, lengths)
             if bool(due[1].any()):
-                seen = self.release.catch_up(worker, self.runtime, batch, draft_input, due, drafts_next=drafts_next)
+                with self._stopwatch.measuring():
+                    seen = self.release.catch_up(worker, self.runtime, batch, draft_input, due, drafts_next=drafts_next)
                 self.catch_ups += 1
                 self.catch_up_tokens += int(seen.sum())
                 self._ledger.saw(rows, due, seen)
         except Exception as error:
             # The draft stays behind then, which costs acceptance, not tokens.
-            self.controller.fault("the draft could not catch up", error)
-            self._ledger.saw_all(rows)
+            self.controller.fault(Fault.CATCH_UP, "the draft could not catch up", error)
+            self._ledger.give_up(rows)
 
     def _prepare_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
         planned = self.release.plan_of(batch)
@@ -330,16 +352,27 @@ class AdaptiveEngine:
         plan.host_seq_lens = planned.host_seq_lens if planned else None
 
     def _run_prefill(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any]) -> Any:
+        if self._plain_steps is not None:
+            self._plain_steps.prefilled(self.release.rows(batch))
         if self._ledger is not None:
             prefilled = upstream()
-            self._ledger.saw_all(self.release.rows(batch))
+            self._ledger.prefilled(self.release.rows(batch))
             return prefilled
-        if self.runtime is None:
+        if self.runtime is None or self.controller.spec_only:
+            # What comes is speculative, and the draft has to know the prompt for it.
             return upstream()
         return self.release.run_plain_prefill(worker, batch, publish)
 
     def before_release(self, req: Any) -> None:
-        """See to it that what a leaving request leaves in the radix cache is true for the draft, too."""
+        """Settle a leaving request's account: what of its KV the draft has seen, and how its steps ran.
+
+        Only the former may stay in the radix cache.
+        """
+        row = self.release.row(req)
+        plain_steps = 0 if self._plain_steps is None or row is None else self._plain_steps.taken(row)
+        self.release.report_plain_steps(req, plain_steps)
+        self._left.append(req)
+        self._overshoot_tokens += self.release.overshoot_tokens(req)
         if self._ledger is not None:
             self.release.limit_committed(req, self._ledger.true_length)
 
@@ -350,18 +383,28 @@ class AdaptiveEngine:
         mode = self.release.mode_of_result(result)
         if mode is Mode.SPEC:
             self._unresolved_spec_steps = max(0, self._unresolved_spec_steps - 1)
+            seen = batch
         else:
-            batch = self.release.as_plain_result_batch(batch)
-        processed = upstream(batch)
+            seen = self.release.as_plain_result_batch(batch)
+            if self._plain_steps is not None:
+                self._plain_steps.processed()
+        self.controller.note_step(mode)
+        left, self._left, self._overshoot_tokens = self._left, [], 0
+        before_tokens = self.release.output_tokens(batch) if mode is Mode.SPEC else 0
+        processed = upstream(seen)
+        if mode is Mode.SPEC:
+            emitted_tokens = self.release.output_tokens(batch) - before_tokens - self._overshoot_tokens
+        else:
+            # One each, without a look at each of them.
+            emitted_tokens = self.release.batch_size(batch) - self.release.count_in(batch, left)
         timed = self.clock.processed(mode)
         if timed is not None:
             self.controller.note_time(timed)
             if self._measures:
                 self._samples.take(timed)
-        if self.runtime is None:
-            # Nobody decides where there is nothing to decide, so nobody has counted the step.
-            self.controller.steps[mode] += 1
-        self.controller.note_result(mode, *self.release.result_counts(batch, result))
+        self.controller.note_result(mode, *self.release.result_counts(seen, result), emitted_tokens)
+        if self.telemetry is not None:
+            self.telemetry.tick()
         return processed
 
     def _learn(self, timed: StepTime) -> None:
@@ -372,16 +415,19 @@ class AdaptiveEngine:
 
     # --- control -----------------------------------------------------------------------------------------
 
-    def use(self, asked: Mapping[str, Any]) -> None:
+    def use(self, asked: Mapping[str, Any], by: str | None = None) -> None:
         """Change settings from the next step on; what is not mentioned stays.
+
+        Args:
+            by: Who asked, for the log.
 
         Raises:
             Refusal: no such settings, or this server was not started with what they need.
         """
         if self.controller.spec_only:
             raise Refusal(
-                "This server speculates only, since a fault of the plugin.",
-                "What failed once may fail again, and the next time a request may be lost.",
+                "This server speculates only, since repeated faults of the plugin.",
+                "What failed may fail again, and each time SGLang's own path has to make up for it.",
                 "Restart it; the log says what failed.",
             )
         settings = self._unheld.with_changes(asked)
@@ -404,11 +450,53 @@ class AdaptiveEngine:
             self._unheld = settings
             self._measures = settings.policy == "auto"
         self.controller.policy = policy
-        self.controller.dry_run = settings.dry_run
-        logger.info("adaptive-spec: settings are now %s", settings.to_json())
+        self.controller.set_dry_run(settings.dry_run)
+        logger.info("adaptive-spec: settings are now %s%s", settings.to_json(), f", asked by {by}" if by else "")
+
+    def publish_with(self, reporter: Any) -> None:
+        """Publish the state where one of SGLang's reporters publishes its metrics."""
+        self.telemetry = self.release.telemetry(
+            reporter, self.snapshot, lambda error: self.controller.fault(Fault.TELEMETRY, "no metrics any more", error)
+        )
 
     def snapshot(self) -> dict[str, Any]:
-        """Settings, mode and counters as plain JSON types."""
+        """Settings, mode and counters as plain JSON types: the block ``adaptive_spec`` in ``/server_info``.
+
+        ======================  =======================================================================================
+        ``policy``              The policy in charge; ``spec`` and ``plain`` hold the server in that mode.
+        ``settings``            ``{name: value}``, all settings, the derived ones filled in.
+        ``mode``                ``"spec"`` or ``"plain"``, of the last decode step.
+        ``steps``               ``{mode: count}``, decode steps by the mode they ran in.
+        ``tokens``              ``{mode: count}``, tokens that they gave to clients.
+        ``mode_seconds``        ``{mode: seconds}``, how long each mode was current, idle time included.
+        ``step_seconds``        ``{mode: seconds or None}``, the median of recent steps.
+        ``accepted_tokens``     Accepted drafts and bonus tokens of speculative steps, as SGLang counts them.
+        ``verified_requests``   Requests in speculative steps, one a step.
+        ``accept_length``       The former over the latter; None before the first speculative step.
+        ``switches``            Changes of mode.
+        ``switches_by_reason``  ``{reason: count}``.
+        ``switch_counts``       ``[{"to": mode, "reason": reason, "count": count}, ...]``.
+        ``last_switches``       The last ten, oldest first: ``[{"step", "from", "to", "reason", "running_requests",
+                                "at_seconds" (Unix time), "first_step_seconds" (or None)}, ...]``.
+        ``faults``              Faults of the plugin, all kinds.
+        ``faults_by_kind``      ``{kind: count}``, kinds without any left out.
+        ``spec_only``           Whether repeated faults ended switching.
+        ``plain_memory_gib``    Device memory of what plain steps run on.
+        ``plain_graph_sizes``   Batch sizes captured; empty where graphs are off.
+        ``catch_ups``           Times that the draft was shown what plain steps had left for it.
+        ``catch_up_tokens``     Tokens that it saw then.
+        ``catch_up_seconds``    Time on the device that this took.
+        ``dry_run``             Whether every step speculates, whatever is decided.
+        ``decided_mode``        The mode that was decided for the last step; differs from ``mode`` in a dry run.
+        ``dry_run_steps``       ``{mode: count}``, steps of dry runs by the mode that was decided for them.
+        ``explain``             What the policy goes by; ``{}`` where that is its settings alone.
+        ``step_costs``          Rows of step times by mode, batch size and context; empty unless they are measured.
+        ``measured_sizes``      Batch sizes measured at start.
+        ``most_requests``       Requests that may run at once; None on a server that only speculates.
+        ``spec_graph_sizes``    Batch sizes of the speculative graphs.
+        ``setup``               What measured step times hold for.
+        ======================  =======================================================================================
+        """
         runtime = self.runtime
         return {
             "policy": self.settings.policy,
@@ -419,6 +507,7 @@ class AdaptiveEngine:
             "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],
             "catch_ups": self.catch_ups,
             "catch_up_tokens": self.catch_up_tokens,
+            "catch_up_seconds": self._stopwatch.seconds if self._stopwatch else 0.0,
             "most_requests": self._most_requests,
             "spec_graph_sizes": list(self._spec_graph_sizes),
             "setup": self._setup,

@@ -11,6 +11,7 @@ import torch
 
 _NONE = -(2**62)
 """Below every position, so that one comparison finds the rows that are new together with those that are full."""
+_NEVER = torch.iinfo(torch.int64).max
 
 
 class DraftLedger:
@@ -28,21 +29,47 @@ class DraftLedger:
         # few tokens before a request ends at the context limit.
         self._last_start = context_tokens - chunk_tokens
         self._starts = torch.full((rows,), _NONE, dtype=torch.int64)
+        # From where on the draft's KV is untrue for good, because a catch-up failed.
+        self._lost_from = torch.full((rows,), _NEVER, dtype=torch.int64)
         # The same memory: on the host a small operation costs numpy a third of what it costs torch.
         self._starts_array = self._starts.numpy()
         # Whether anything can wait at all: a server that has long been speculating need not look.
         self._may_wait = False
 
-    def saw_all(self, rows: torch.Tensor) -> None:
-        """Nothing waits in these rows any more: they were prefilled, or the draft has caught up."""
+    def prefilled(self, rows: torch.Tensor) -> None:
+        """The draft has seen all of these rows, whatever was in them before."""
         self._starts[rows] = _NONE
-        self._may_wait = self._may_wait and bool((self._starts_array != _NONE).any())
+        self._lost_from[rows] = _NEVER
+        if self._may_wait:
+            self._look_again()
 
     def saw(self, rows: torch.Tensor, due: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor) -> None:
         """The draft has caught up with the first ``seen`` positions of what was due, ``[batch]`` int64."""
         starts, counts = due
         waited = counts > 0
         self._starts[rows[waited]] = torch.where(seen < counts, starts + seen, _NONE)[waited]
+        self._look_again()
+
+    def give_up(self, rows: torch.Tensor) -> None:
+        """What waits in these rows will never be seen: the draft goes on behind a gap."""
+        starts = self._starts[rows]
+        gaps = torch.where(starts == _NONE, _NEVER, starts)
+        self._lost_from[rows] = torch.minimum(self._lost_from[rows], gaps)
+        self._starts[rows] = _NONE
+        self._look_again()
+
+    def forget_from(self, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """Take back a plain step that failed: nothing waits from its position on.
+
+        Args:
+            rows: ``[batch]`` int64.
+            positions: ``[batch]`` int64, where the step wrote or would have written.
+        """
+        starts = self._starts[rows]
+        self._starts[rows] = torch.where(starts >= positions, _NONE, starts)
+        self._look_again()
+
+    def _look_again(self) -> None:
         self._may_wait = bool((self._starts_array != _NONE).any())
 
     def note(self, rows: torch.Tensor, positions: torch.Tensor) -> bool:
@@ -91,4 +118,4 @@ class DraftLedger:
     def true_length(self, row: int, length: int) -> int:
         """How many of a request's first ``length`` positions the draft has seen."""
         start = int(self._starts[row])
-        return length if start == _NONE else min(start, length)
+        return min(length, int(self._lost_from[row]), length if start == _NONE else start)

@@ -11,6 +11,8 @@ from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
+from sglang_adaptive_spec.stopwatch import Stopwatch
+from sglang_adaptive_spec.telemetry import Telemetry
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,9 @@ class Release(Protocol):
             How many of each request's positions it has seen now, ``[batch_size]`` int64 on the CPU.
         """
 
+    def stopwatch(self, worker: Any) -> Stopwatch:
+        """A stopwatch for what runs on the worker's device."""
+
     def limit_committed(self, req: Any, true_length: Callable[[int, int], int]) -> None:
         """Let a leaving request keep only as much KV as the draft has seen.
 
@@ -247,5 +252,34 @@ class Release(Protocol):
     def result_counts(self, batch: Any, result: Any) -> tuple[int, int]:
         """Requests and tokens of a processed decode result."""
 
+    def output_tokens(self, batch: Any) -> int:
+        """Tokens generated so far by the requests of a batch."""
+
+    def count_in(self, batch: Any, reqs: list[Any]) -> int:
+        """How many of some requests are in a batch."""
+
+    def row(self, req: Any) -> int | None:
+        """A request's row of ``req_to_token``; None where it has none."""
+
+    def overshoot_tokens(self, req: Any) -> int:
+        """Tokens of a request that its last step gave behind its end; clients don't get them."""
+
+    def report_plain_steps(self, req: Any, plain_steps: int) -> None:
+        """Let a leaving request carry its count of plain steps, of this run and those before, to its ``meta_info``."""
+
     def without_spec_report(self, reporter: Any) -> AbstractContextManager[None]:
-        """Let SGLang's decode report leave out acceptance, for an interval without a verify step."""
+        """Let SGLang's decode report leave out acceptance, for an interval without a verify step.
+
+        The gauges keep their last values, as they do while the server is idle.
+        """
+
+    def telemetry(
+        self, reporter: Any, snapshot: Callable[[], dict[str, Any]], on_fault: Callable[[Exception], None]
+    ) -> Telemetry | None:
+        """What publishes the engine's state where SGLang publishes its own; None where it publishes nothing.
+
+        Args:
+            reporter: SGLang's, of a scheduler.
+            snapshot: The engine's state.
+            on_fault: Hears of an error in publishing.
+        """

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +26,15 @@ from sglang_adaptive_spec.releases.keys_only import KeysOnlyBackend, KeysWritten
 from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
 from sglang_adaptive_spec.releases.setup_0_5_14 import describe_setup
 from sglang_adaptive_spec.releases.step_bench_0_5_14 import idle_batch
+from sglang_adaptive_spec.request_steps import VerifySteps
+from sglang_adaptive_spec.stopwatch import HostStopwatch, Stopwatch
+from sglang_adaptive_spec.telemetry import Telemetry
 
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
 _PLAIN_GRAPH_SIZES = "adaptive_spec_plain_graph_sizes"
+_PLAIN_STEPS = "adaptive_spec_plain_steps"
+_output_ids = attrgetter("output_ids")
 
 _LOGITS_BYTES = 2**30
 _BYTES_A_LOGIT = 6  # in the model's 16 bits, and once more in float32
@@ -103,6 +109,7 @@ class Sglang0514:
         f"{_RESULT_PROCESSOR}._apply_decode_logprobs",
         f"{_RESULT_PROCESSOR}._normalize_decode_outputs",
         f"{_RESULT_PROCESSOR}._resolve_spec_v2_tokens",
+        "sglang.srt.managers.scheduler_components.output_streamer:_GenerationStreamAccumulator.accept",
         "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
         "sglang.srt.layers.radix_attention:RadixAttention.forward",
         "sglang.srt.managers.utils:GenerationBatchResult.copy_to_cpu",
@@ -134,6 +141,8 @@ class Sglang0514:
         "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._override_worker_state",
         "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
         "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker.init_attention_backend",
+        "sglang.srt.utils.device_timer:DeviceTimer._report",
+        "sglang.srt.utils.device_timer:DeviceTimer.wrap",
     )
 
     @property
@@ -495,6 +504,9 @@ class Sglang0514:
             draft._draft_extend_for_decode(batch, accepted)
         return accepted
 
+    def stopwatch(self, worker: Any) -> Stopwatch:
+        return HostStopwatch() if worker.device == "cpu" else _DeviceStopwatch()
+
     def limit_committed(self, req: Any, true_length: Callable[[int, int], int]) -> None:
         if req.req_pool_idx is not None:
             req.kv_committed_len = true_length(req.req_pool_idx, req.kv_committed_len)
@@ -550,12 +562,41 @@ class Sglang0514:
         requests = len(batch.reqs)
         return requests, requests + result.num_correct_drafts
 
+    def output_tokens(self, batch: Any) -> int:
+        return sum(map(len, map(_output_ids, batch.reqs)))
+
+    def count_in(self, batch: Any, reqs: list[Any]) -> int:
+        return sum(req in batch.reqs for req in reqs)
+
+    def row(self, req: Any) -> int | None:
+        row: int | None = req.req_pool_idx
+        return row
+
+    def overshoot_tokens(self, req: Any) -> int:
+        return 0 if req.finished_len is None else len(req.output_ids) - int(req.finished_len)
+
+    def report_plain_steps(self, req: Any, plain_steps: int) -> None:
+        # A request that is retracted leaves more than once.
+        plain_steps += getattr(req, _PLAIN_STEPS, 0)
+        setattr(req, _PLAIN_STEPS, plain_steps)
+        req.spec_verify_ct = VerifySteps(req.spec_verify_ct, plain_steps)
+
     @contextmanager
     def without_spec_report(self, reporter: Any) -> Iterator[None]:
-        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-        with _swapped(reporter.scheduler, spec_algorithm=SpeculativeAlgorithm.NONE):
+        with _swapped(reporter.scheduler, spec_algorithm=self._no_algorithm), _acceptance_kept(reporter):
             yield
+
+    def telemetry(
+        self, reporter: Any, snapshot: Callable[[], dict[str, Any]], on_fault: Callable[[Exception], None]
+    ) -> Telemetry | None:
+        if not reporter.current_scheduler_metrics_enabled:
+            return None
+        # Not before SGLang has set PROMETHEUS_MULTIPROC_DIR.
+        from prometheus_client import Counter, Gauge
+
+        collector = reporter.metrics_collector
+        counter, gauge = collector._counter_cls or Counter, collector._gauge_cls or Gauge
+        return Telemetry(snapshot, collector.labels, counter, gauge, on_fault)
 
 
 def _hidden_mode(*, full: bool) -> Any:
@@ -570,6 +611,45 @@ def _shallow_copy(original: Any) -> Any:
     made = object.__new__(type(original))
     made.__dict__.update(original.__dict__)
     return made
+
+
+class _DeviceStopwatch:
+    """Times what was launched by events on its stream, read once they have passed."""
+
+    def __init__(self) -> None:
+        from sglang.srt.utils.device_timer import DeviceTimer
+
+        self._seconds = 0.0
+        self._timer = DeviceTimer(self._add)
+
+    def _add(self, t: float) -> None:
+        self._seconds += t
+
+    @property
+    def seconds(self) -> float:
+        self._timer._report()
+        return self._seconds
+
+    def measuring(self) -> AbstractContextManager[None]:
+        measuring: AbstractContextManager[None] = self._timer.wrap({})
+        return measuring
+
+
+@contextmanager
+def _acceptance_kept(reporter: Any) -> Iterator[None]:
+    """Let SGLang's gauges of acceptance keep their values where it would set them to 0."""
+    if reporter.metrics_collector is None:
+        yield
+        return
+    log_stats = reporter.metrics_collector.log_stats
+    length, rate = reporter.stats.spec_accept_length, reporter.stats.spec_accept_rate
+
+    def log(stats: Any) -> None:
+        stats.spec_accept_length, stats.spec_accept_rate = length, rate
+        log_stats(stats)
+
+    with _swapped(reporter.metrics_collector, log_stats=log):
+        yield
 
 
 @contextmanager

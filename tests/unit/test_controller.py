@@ -6,10 +6,11 @@ import pytest
 from sglang_adaptive_spec.clock import StepTime
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
+from sglang_adaptive_spec.faults import MOST_FAULTS, WINDOW_STEPS, Fault
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import FixedPolicy, ThresholdPolicy, make_policy
 
-LOGGER = "sglang_adaptive_spec.controller"
+LOGGER = "sglang_adaptive_spec"
 
 
 def fits() -> bool:
@@ -38,9 +39,27 @@ def drive(controller: Controller, loads, spec_fits=fits) -> str:
 
 def test_steps_are_counted_by_mode():
     controller = Controller(ThresholdPolicy(4, 3, 1))
-    assert drive(controller, [1, 1, 9, 9, 9, 1]) == "sspp" + "ps"
+    for mode in drive(controller, [1, 1, 9, 9, 9, 1]):
+        assert sum(controller.steps.values()) < controller.decided_steps, "counted before its result was there"
+        controller.note_step(Mode.SPEC if mode == "s" else Mode.PLAIN)
+    assert controller.decided_steps == 6
     assert controller.steps == {Mode.SPEC: 3, Mode.PLAIN: 3}
     assert controller.mode is Mode.SPEC
+
+
+def test_each_mode_has_the_time_it_was_the_current_one(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("sglang_adaptive_spec.controller.time.monotonic", lambda: now)
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    drive(controller, [1])
+    now += 5
+    drive(controller, [9])
+    now += 2
+    assert controller.mode_seconds() == {Mode.SPEC: 5, Mode.PLAIN: 2}
+    drive(controller, [1])
+    now += 1
+    assert controller.mode_seconds() == {Mode.SPEC: 6, Mode.PLAIN: 2}
+    assert controller.snapshot()["mode_seconds"] == {"spec": 6, "plain": 2}
 
 
 def test_the_policy_hears_how_long_the_mode_has_lasted():
@@ -51,10 +70,10 @@ def test_the_policy_hears_how_long_the_mode_has_lasted():
 def test_only_verify_steps_make_the_accept_length():
     controller = Controller(ThresholdPolicy(4, 3, 1))
     assert controller.snapshot()["accept_length"] is None
-    controller.note_result(Mode.SPEC, requests=2, tokens=5)
-    controller.note_result(Mode.PLAIN, requests=8, tokens=8)
-    controller.note_result(Mode.SPEC, requests=2, tokens=3)
-    assert controller.tokens == {Mode.SPEC: 8, Mode.PLAIN: 8}
+    controller.note_result(Mode.SPEC, requests=2, tokens=5, emitted_tokens=5)
+    controller.note_result(Mode.PLAIN, requests=8, tokens=8, emitted_tokens=7)
+    controller.note_result(Mode.SPEC, requests=2, tokens=3, emitted_tokens=1)
+    assert controller.tokens == {Mode.SPEC: 6, Mode.PLAIN: 7}
     assert controller.verified_requests == 4
     assert controller.snapshot()["accept_length"] == 2.0
 
@@ -80,7 +99,7 @@ def test_a_server_that_never_switches_logs_nothing(caplog):
 def test_switches_are_counted_by_reason_and_the_last_ten_are_kept():
     controller = Controller(ThresholdPolicy(4, 3, 1))
     drive(controller, [1] + [9, 1] * 8)
-    assert controller.switch_counts == {Reason.LOAD_ROSE: 8, Reason.LOAD_FELL: 8}
+    assert controller.switch_counts == {(Mode.PLAIN, Reason.LOAD_ROSE): 8, (Mode.SPEC, Reason.LOAD_FELL): 8}
     assert [switch.step for switch in controller.switches] == list(range(7, 17))
     assert controller.snapshot()["switches"] == 16
 
@@ -90,7 +109,7 @@ def test_a_new_policy_takes_over_from_the_current_mode():
     drive(controller, [1, 9])
     controller.policy = FixedPolicy(Mode.SPEC)
     assert drive(controller, [9, 9]) == "ss"
-    assert controller.switch_counts[Reason.FIXED] == 1
+    assert controller.switch_counts[Mode.SPEC, Reason.FIXED] == 1
 
 
 # --- KV pressure -----------------------------------------------------------------------------------------
@@ -99,7 +118,7 @@ def test_a_new_policy_takes_over_from_the_current_mode():
 def test_a_batch_that_can_not_speculate_for_want_of_slots_runs_plain():
     controller = Controller(ThresholdPolicy(4, 3, 1))
     assert controller.decide(2, fits_not) == Decision(Mode.PLAIN, Reason.KV_PRESSURE)
-    assert controller.switch_counts == {Reason.KV_PRESSURE: 1}
+    assert controller.switch_counts == {(Mode.PLAIN, Reason.KV_PRESSURE): 1}
 
 
 def test_it_speculates_again_some_steps_after_slots_are_free():
@@ -134,37 +153,69 @@ def test_dropping_to_plain_needs_a_policy_that_built_it(settings, can_drop):
 # --- faults ----------------------------------------------------------------------------------------------
 
 
-def test_a_failing_policy_means_speculation_for_good(caplog):
+def test_a_failing_policy_costs_its_step_the_mode_and_no_more():
     controller = Controller(FailingPolicy(4, 3, 1))
-    assert drive(controller, [9, 9, 11, 9, 9, 11]) == "sp" + "ssss"
+    assert drive(controller, [9, 9, 11, 9, 9]) == "spspp"
+    assert controller.switch_counts[Mode.SPEC, Reason.FAULT] == 1
+    assert controller.faults.counts == {Fault.POLICY: 1}
+    assert not controller.spec_only
+
+
+def test_a_policy_that_keeps_failing_means_speculation_for_good():
+    controller = Controller(FailingPolicy(4, 3, 1))
+    assert drive(controller, [9] + [11, 9] * MOST_FAULTS + [9] * 4) == "s" + "sp" * (MOST_FAULTS - 1) + "s" * 6
+    assert controller.spec_only
     assert controller.decide(9, fits) == Decision(Mode.SPEC, Reason.FAULT)
 
 
-def test_a_failing_policy_is_counted_once_and_said_once_with_its_error(caplog):
+def test_a_kind_of_fault_is_said_once_with_its_error_and_so_is_the_end_of_switching(caplog):
     controller = Controller(FailingPolicy(4, 3, 1))
     with caplog.at_level(logging.ERROR, LOGGER):
         drive(controller, [11] * 5)
-    assert controller.faults == 1
-    (record,) = caplog.records
-    assert "the policy failed" in record.getMessage()
-    assert "as it would alone" in record.getMessage()
-    assert record.exc_info[0] is ZeroDivisionError
+    assert controller.faults.counts == {Fault.POLICY: MOST_FAULTS}
+    first, last = caplog.records
+    assert "the policy failed" in first.getMessage()
+    assert first.exc_info[0] is ZeroDivisionError
+    assert f"{MOST_FAULTS} faults within {WINDOW_STEPS} decode steps" in last.getMessage()
+    assert "as it would alone" in last.getMessage()
 
 
-def test_after_a_fault_no_shortage_of_slots_leads_to_plain():
-    controller = Controller(ThresholdPolicy(4, 3, 1))
-    controller.fault("a plain step failed")
-    assert not controller.can_drop_to_plain
-    assert drive(controller, [9, 9], fits_not) == "ss"
-
-
-def test_every_fault_is_counted_but_only_the_first_is_said(caplog):
+def test_each_kind_of_fault_is_said(caplog):
     controller = Controller(ThresholdPolicy(4, 3, 1))
     with caplog.at_level(logging.ERROR, LOGGER):
-        controller.fault("first")
-        controller.fault("second")
-    assert controller.faults == 2
-    assert ["first" in record.getMessage() for record in caplog.records] == [True]
+        for kind in (Fault.PLAIN_STEP, Fault.CATCH_UP, Fault.PLAIN_STEP, Fault.CATCH_UP):
+            controller.fault(kind, f"a {kind.value} failed")
+    said = [record.getMessage() for record in caplog.records]
+    assert [any(kind in line for line in said) for kind in ("a plain_step failed", "a catch_up failed")] == [True] * 2
+    assert len(said) == 3
+
+
+@pytest.mark.parametrize(("gap_steps", "ends"), [(WINDOW_STEPS // 2 - 1, True), (WINDOW_STEPS // 2, False)])
+def test_faults_far_apart_do_not_end_switching(gap_steps, ends):
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    for _ in range(MOST_FAULTS):
+        controller.fault(Fault.PLAIN_STEP, "a plain step failed")
+        drive(controller, [1] * gap_steps)
+    assert controller.spec_only is ends
+    # The window moves on: it is the last ones that count.
+    controller.fault(Fault.PLAIN_STEP, "a plain step failed")
+    controller.fault(Fault.PLAIN_STEP, "a plain step failed")
+    assert controller.spec_only
+
+
+def test_metrics_that_fail_end_no_switching():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    for _ in range(2 * MOST_FAULTS):
+        controller.fault(Fault.TELEMETRY, "no metrics")
+    assert not controller.spec_only
+
+
+def test_after_repeated_faults_no_shortage_of_slots_leads_to_plain():
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    for _ in range(MOST_FAULTS):
+        controller.fault(Fault.PLAIN_STEP, "a plain step failed")
+    assert not controller.can_drop_to_plain
+    assert drive(controller, [9, 9], fits_not) == "ss"
 
 
 # --- snapshot --------------------------------------------------------------------------------------------
@@ -173,10 +224,12 @@ def test_every_fault_is_counted_but_only_the_first_is_said(caplog):
 def test_a_snapshot_is_plain_json():
     controller = Controller(ThresholdPolicy(4, 3, 1))
     drive(controller, [1, 9, 1])
-    controller.note_result(Mode.SPEC, requests=2, tokens=5)
-    controller.fault("told")
+    for mode in (Mode.SPEC, Mode.PLAIN, Mode.SPEC):
+        controller.note_step(mode)
+    controller.note_result(Mode.SPEC, requests=2, tokens=5, emitted_tokens=4)
+    controller.fault(Fault.CATCH_UP, "told")
     snapshot = json.loads(json.dumps(controller.snapshot()))
-    assert snapshot == controller.snapshot()
+    assert snapshot.pop("mode_seconds").keys() == {"spec", "plain"}
     last = snapshot.pop("last_switches")
     assert snapshot == {
         "mode": "spec",
@@ -184,7 +237,8 @@ def test_a_snapshot_is_plain_json():
         "decided_mode": "spec",
         "steps": {"spec": 2, "plain": 1},
         "dry_run_steps": {"spec": 0, "plain": 0},
-        "tokens": {"spec": 5, "plain": 0},
+        "tokens": {"spec": 4, "plain": 0},
+        "accepted_tokens": 5,
         "verified_requests": 2,
         "accept_length": 2.5,
         "switches": 2,
@@ -192,7 +246,13 @@ def test_a_snapshot_is_plain_json():
             "few enough requests run to resume": 1,
             "more requests run than the threshold": 1,
         },
+        "switch_counts": [
+            {"to": "plain", "reason": "more requests run than the threshold", "count": 1},
+            {"to": "spec", "reason": "few enough requests run to resume", "count": 1},
+        ],
         "faults": 1,
+        "faults_by_kind": {"catch_up": 1},
+        "spec_only": False,
         "explain": {},
     }
     assert [(s["step"], s["from"], s["to"], s["running_requests"]) for s in last] == [
@@ -231,8 +291,8 @@ def listening():
 
 
 def test_the_policy_hears_of_verify_results_alone(listening):
-    listening.note_result(Mode.SPEC, requests=2, tokens=5)
-    listening.note_result(Mode.PLAIN, requests=2, tokens=2)
+    listening.note_result(Mode.SPEC, requests=2, tokens=5, emitted_tokens=4)
+    listening.note_result(Mode.PLAIN, requests=2, tokens=2, emitted_tokens=2)
     assert Listener.heard == [("verify", 2, 5)]
 
 
@@ -243,21 +303,22 @@ def test_the_policy_hears_of_steps_and_of_switches(listening):
 
 
 def test_a_policy_that_fails_to_listen_is_a_fault_like_any_other(listening):
-    listening.note_result(Mode.SPEC, requests=11, tokens=20)
-    listening.note_result(Mode.SPEC, requests=2, tokens=5)
-    assert listening.faults == 1
-    assert listening.spec_only
-    assert Listener.heard == [("verify", 11, 20)]
+    listening.note_result(Mode.SPEC, requests=11, tokens=20, emitted_tokens=20)
+    listening.note_result(Mode.SPEC, requests=2, tokens=5, emitted_tokens=5)
+    assert listening.faults.counts == {Fault.POLICY: 1}
+    assert not listening.spec_only
+    assert Listener.heard == [("verify", 11, 20), ("verify", 2, 5)]
 
 
 def test_a_policy_that_can_not_explain_itself_fails_nobody(listening):
     assert "nothing to say" in listening.snapshot()["explain"]["error"]
 
 
-def test_a_complaint_is_counted_and_leaves_both_modes(listening, caplog):
-    listening.complain("something went wrong", RuntimeError("because"))
-    assert (listening.faults, listening.spec_only) == (1, False)
-    assert "something went wrong" in caplog.text
+def test_step_times_that_can_not_be_measured_are_said_and_end_no_switching(listening, caplog):
+    for _ in range(MOST_FAULTS):
+        listening.fault(Fault.MEASUREMENT, "something went wrong", RuntimeError("because"))
+    assert not listening.spec_only
+    assert "adaptive-spec: something went wrong. Please report this." in caplog.text
 
 
 # --- dry run ---------------------------------------------------------------------------------------------
@@ -267,8 +328,18 @@ def test_a_dry_run_runs_every_step_as_sglang_would(caplog):
     controller = Controller(ThresholdPolicy(4, 3, 1), dry_run=True)
     with caplog.at_level(logging.INFO, LOGGER):
         assert drive(controller, [1, 9, 9, 1], fits_not) == "ssss"
-    assert controller.steps == {Mode.SPEC: 4}
     assert controller.dry_run_steps == {Mode.SPEC: 2, Mode.PLAIN: 2}
     assert caplog.messages[0].startswith("adaptive-spec (dry run): spec -> plain (")
     assert not controller.can_drop_to_plain
     assert controller.snapshot()["mode"] == "spec"
+
+
+def test_the_time_of_a_dry_run_is_spent_speculating(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("sglang_adaptive_spec.controller.time.monotonic", lambda: now)
+    controller = Controller(ThresholdPolicy(4, 3, 1), dry_run=True)
+    drive(controller, [1, 9])
+    now += 5
+    controller.set_dry_run(False)
+    now += 2
+    assert controller.mode_seconds() == {Mode.SPEC: 5, Mode.PLAIN: 2}

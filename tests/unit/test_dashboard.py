@@ -91,4 +91,5 @@ def test_every_metric_of_ours_that_says_what_happened_is_shown() -> None:
     shown = {name for query in QUERIES for name, _ in vectors(query)}
     derived = {"sglang:adaptive_spec_accept_length", "sglang:adaptive_spec_policy"}  # the last minutes', the thresholds
     derived |= {"sglang:adaptive_spec_catch_ups_total"}  # their tokens and their time
+    derived |= {"sglang:adaptive_spec_dry_run"}  # a mode that stays spec, with switches
     assert set(documented()) - shown == derived

@@ -18,6 +18,12 @@ def at(*values: int) -> torch.Tensor:
     return torch.tensor(values)
 
 
+def catch_up(account: DraftLedger, row: int, length: int) -> None:
+    """The draft sees all that waits in a row."""
+    due = account.due(at(row), at(length))
+    account.saw(at(row), due, due[1])
+
+
 def test_a_row_is_full_with_a_chunk_of_positions():
     account = ledger()
     assert [account.note(at(3), at(10 + k)) for k in range(CHUNK)] == [False, False, False, True]
@@ -34,7 +40,7 @@ def test_a_request_that_came_later_is_covered_by_the_same_catch_up():
 def test_what_was_seen_waits_no_more():
     account = ledger()
     account.note(at(1, 2), at(10, 20))
-    account.saw_all(at(1))
+    catch_up(account, 1, 11)
     assert not account.waits(at(1))
     assert account.waits(at(1, 2))
     assert account.due(at(1, 2), at(11, 21))[1].tolist() == [0, 1]
@@ -45,6 +51,44 @@ def test_a_leaving_request_keeps_its_positions_before_the_first_that_waits():
     account.note(at(1), at(10))
     assert account.true_length(1, 12) == 10
     assert account.true_length(2, 12) == 12
+
+
+def test_behind_a_gap_nothing_is_true_however_much_is_seen_later():
+    account = ledger()
+    account.note(at(1), at(10))
+    account.give_up(at(1, 2))
+    assert not account.waits(at(1))
+    account.note(at(1), at(14))
+    catch_up(account, 1, 20)
+    assert account.true_length(1, 20) == 10
+    # Nothing waited in this row, so it has no gap.
+    assert account.true_length(2, 20) == 20
+
+
+def test_the_first_of_two_gaps_counts():
+    account = ledger()
+    for position in (10, 30):
+        account.note(at(1), at(position))
+        account.give_up(at(1))
+    assert account.true_length(1, 40) == 10
+
+
+def test_a_prefill_closes_a_gap():
+    account = ledger()
+    account.note(at(1), at(10))
+    account.give_up(at(1))
+    account.prefilled(at(1))
+    assert account.true_length(1, 40) == 40
+
+
+def test_a_step_taken_back_waits_for_nothing_and_keeps_what_waited_before():
+    account = ledger()
+    account.note(at(1), at(10))
+    account.note(at(1, 2), at(11, 50))
+    account.forget_from(at(1, 2), at(11, 50))
+    starts, counts = account.due(at(1, 2), at(11, 50))
+    assert counts.tolist() == [1, 0]
+    assert starts[0] == 10
 
 
 def test_close_to_the_context_limit_there_is_no_room_to_catch_up():
@@ -63,7 +107,7 @@ def test_what_waits_never_exceeds_the_ring(events):
     account, length = ledger(), 10
     for event in events:
         if event == "leave":
-            account.saw_all(at(1))
+            account.prefilled(at(1))
             length = 10
         elif event == "step" and length < CONTEXT - 2 * CHUNK:
             full = account.note(at(1), at(length))
@@ -72,9 +116,9 @@ def test_what_waits_never_exceeds_the_ring(events):
             assert counts.item() <= CHUNK
             assert full == (counts.item() == CHUNK)
             if full:
-                account.saw_all(at(1))
+                catch_up(account, 1, length)
         elif event == "catch up":
-            account.saw_all(at(1))
+            catch_up(account, 1, length)
 
 
 def test_the_ring_gives_back_a_chunk_across_its_edge():

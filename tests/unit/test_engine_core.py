@@ -11,8 +11,10 @@ from sglang_adaptive_spec.calibration import Calibration
 from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.engine.core import AdaptiveEngine
 from sglang_adaptive_spec.errors import PreparationMismatch, Refusal
+from sglang_adaptive_spec.faults import MOST_FAULTS, Fault
 from sglang_adaptive_spec.modes import Mode, Reason
 from sglang_adaptive_spec.releases.base import PlainRuntime
+from sglang_adaptive_spec.stopwatch import HostStopwatch
 
 SGLANG_RESERVE = 99
 MOST_ACCEPTED = 4
@@ -183,6 +185,27 @@ class FakeRelease:
     def result_counts(self, batch, result):
         return batch.requests, result.tokens
 
+    def output_tokens(self, batch):
+        return batch.output_tokens
+
+    def count_in(self, batch, reqs):
+        return sum(req in batch.reqs for req in reqs)
+
+    def row(self, req):
+        return req.row
+
+    def overshoot_tokens(self, req):
+        return req.overshoot_tokens
+
+    def report_plain_steps(self, req, plain_steps):
+        req.plain_steps = plain_steps
+
+    def stopwatch(self, worker):
+        return HostStopwatch()
+
+    def telemetry(self, reporter, snapshot, on_fault):
+        return reporter(snapshot, on_fault) if reporter else None
+
 
 def make_engine(settings: Settings, *, built: bool = True) -> AdaptiveEngine:
     release = FakeRelease()
@@ -193,7 +216,19 @@ def make_engine(settings: Settings, *, built: bool = True) -> AdaptiveEngine:
 
 
 def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(requests=requests, decode=decode, plan=None, lengths=torch.full((requests,), FIRST_LENGTH))
+    return SimpleNamespace(
+        requests=requests,
+        reqs=[leaving(row) for row in range(requests)],
+        decode=decode,
+        plan=None,
+        lengths=torch.full((requests,), FIRST_LENGTH),
+        output_tokens=0,
+    )
+
+
+def leaving(row: int, length: int = FIRST_LENGTH) -> SimpleNamespace:
+    """A request on its way out."""
+    return SimpleNamespace(row=row, kv_committed_len=length, overshoot_tokens=0)
 
 
 def asked(settings: Settings) -> dict:
@@ -204,6 +239,10 @@ def asked(settings: Settings) -> dict:
 def reserve(engine: AdaptiveEngine) -> int:
     """What SGLang hears when it asks how many slots to ensure."""
     return engine.reserve_tokens(lambda: SGLANG_RESERVE)
+
+
+def faults(engine: AdaptiveEngine) -> dict[Fault, int]:
+    return dict(engine.controller.faults.counts)
 
 
 def prepare(engine: AdaptiveEngine, batch) -> int:
@@ -278,9 +317,14 @@ def test_between_steps_the_estimate_is_the_least_the_batch_may_need(settings, es
     assert reserve(make_engine(settings)) == estimate
 
 
-def test_after_a_fault_the_estimate_is_sglangs():
+def break_for_good(engine: AdaptiveEngine) -> None:
+    for _ in range(MOST_FAULTS):
+        engine.controller.fault(Fault.PLAIN_STEP, "told")
+
+
+def test_after_repeated_faults_the_estimate_is_sglangs():
     engine = make_engine(THRESHOLD)
-    engine.controller.fault("told")
+    break_for_good(engine)
     assert reserve(engine) == SGLANG_RESERVE
 
 
@@ -352,7 +396,7 @@ def test_a_step_runs_on_the_path_of_its_mode_alone(settings, ran):
     engine = make_engine(settings)
     step(engine)
     assert engine.release.ran == ran
-    assert engine.controller.faults == 0
+    assert faults(engine) == {}
 
 
 def test_a_failed_plain_step_is_run_again_speculatively():
@@ -372,24 +416,58 @@ def test_a_step_behind_a_repeated_one_covers_all_it_may_accept():
     batch = make_batch()
     prepare(engine, batch)
     run(engine, batch)
-    assert reserve(engine) == SGLANG_RESERVE
-    assert prepare(engine, make_batch()) == SGLANG_RESERVE
+    assert prepare(engine, make_batch()) == MOST_ACCEPTED
 
 
-def test_after_a_failed_plain_step_sglang_speculates_as_it_would_alone():
+def test_a_fault_costs_one_step_its_mode_and_repeated_ones_end_switching():
     engine = make_engine(PLAIN)
     engine.release.plain_error = RuntimeError("no kernel")
-    step(engine)
+    assert [step(engine) for _ in range(MOST_FAULTS)] == [1] * MOST_FAULTS
+    assert engine.release.ran == ["plain decode", "reserve for spec", "sglang"] * MOST_FAULTS
     assert [step(engine) for _ in range(3)] == [SGLANG_RESERVE] * 3
-    assert engine.release.ran[3:] == ["sglang"] * 3
-    assert engine.controller.faults == 1
+    assert engine.release.ran[3 * MOST_FAULTS :] == ["sglang"] * 3
+    assert faults(engine) == {Fault.PLAIN_STEP: MOST_FAULTS}
+    assert engine.snapshot()["spec_only"]
+
+
+def test_a_server_that_let_the_draft_go_teaches_it_new_prompts_once_it_speculates_for_good():
+    engine = make_engine(PLAIN)
+    run(engine, make_batch(decode=False))
+    break_for_good(engine)
+    run(engine, make_batch(decode=False))
+    assert engine.release.ran == ["plain prefill", "sglang"]
+
+
+def test_a_server_that_speculates_for_good_takes_no_new_settings():
+    engine = make_engine(THRESHOLD)
+    break_for_good(engine)
+    with pytest.raises(Refusal, match="since repeated faults"):
+        engine.use({"policy": "plain"})
+
+
+def test_a_failed_plain_step_leaves_nothing_waiting_for_the_draft():
+    engine = flipping_engine(3)
+    length = grow(engine, 1)
+    note = engine._ledger.note
+
+    def noted_and_failed(rows, positions):
+        note(rows, positions)
+        raise RuntimeError("injected")
+
+    engine._ledger.note = noted_and_failed
+    length = grow(engine, 1, length)
+    engine._ledger.note = note
+    grow(engine, 1, length)
+    # The failed step was SGLang's own in the end, which the draft saw; the ring has nothing of it.
+    assert engine.release.caught_up == [([FIRST_LENGTH] * 2, [1, 1])]
+    assert engine._ledger.true_length(0, length) == length
 
 
 def test_a_step_prepared_without_the_plugin_is_sglangs():
     engine = make_engine(PLAIN)
     run(engine, make_batch())
     assert engine.release.ran == ["sglang"]
-    assert engine.controller.faults == 1
+    assert faults(engine) == {Fault.PREPARATION: 1}
 
 
 def test_a_mode_that_changed_after_preparation_runs_as_prepared():
@@ -401,7 +479,7 @@ def test_a_mode_that_changed_after_preparation_runs_as_prepared():
     assert other.plan.mode is Mode.PLAIN
     run(engine, batch)
     assert engine.release.ran == ["sglang"]
-    assert engine.controller.faults == 1
+    assert faults(engine) == {Fault.PREPARATION: 1}
 
 
 @pytest.mark.parametrize("settings", [PLAIN, SPEC])
@@ -448,8 +526,54 @@ def test_sglang_sees_a_speculative_result_untouched():
     engine = make_engine(SPEC)
     batch = make_batch(5)
     assert process(engine, batch, SimpleNamespace(mode=Mode.SPEC, tokens=12)) is batch
-    assert engine.controller.tokens == {Mode.SPEC: 12}
+    assert engine.controller.accepted_tokens == 12
     assert engine.controller.verified_requests == 5
+
+
+def test_tokens_are_those_that_clients_get():
+    """With overlap: a request ends with a result while the next step, with it, is under way."""
+    engine = make_engine(THRESHOLD)
+    batch, (ending, *_) = (first := make_batch(3)), first.reqs
+
+    def sglang(seen):
+        batch.output_tokens += 7
+        ending.overshoot_tokens = 2
+        engine.before_release(ending)
+
+    engine.process(batch, SimpleNamespace(mode=Mode.SPEC, tokens=9), sglang)
+    assert engine.controller.tokens == {Mode.SPEC: 5}
+    process(engine, batch, SimpleNamespace(mode=Mode.PLAIN, tokens=3))
+    assert engine.controller.tokens == {Mode.SPEC: 5, Mode.PLAIN: 2}
+    process(engine, batch, SimpleNamespace(mode=Mode.PLAIN, tokens=3))
+    assert engine.controller.tokens[Mode.PLAIN] == 5
+
+
+def test_a_leaving_request_says_how_many_plain_steps_it_took():
+    engine = make_engine(PLAIN)
+    early, late = leaving(0), leaving(1)
+    run(engine, make_batch(2, decode=False))
+    step(engine)
+    batch = make_batch()
+    prepare(engine, batch)
+    result = run(engine, batch)
+    # Retracted: the step under way gives it nothing.
+    engine.before_release(early)
+    assert early.plain_steps == 1
+    process(engine, batch, result)
+    engine.before_release(late)
+    assert late.plain_steps == 2
+    # Somebody else's rows now.
+    run(engine, make_batch(2, decode=False))
+    engine.before_release(late)
+    assert late.plain_steps == 0
+
+
+def test_a_plain_step_that_failed_is_no_plain_step():
+    engine = make_engine(PLAIN)
+    engine.release.plain_error = RuntimeError("no kernel")
+    step(engine)
+    engine.before_release(request := leaving(0))
+    assert request.plain_steps == 0
 
 
 def test_more_results_than_steps_do_not_hide_an_outstanding_one():
@@ -536,7 +660,7 @@ def test_a_snapshot_is_plain_json():
     engine = make_engine(THRESHOLD)
     step(engine)
     snapshot = json.loads(json.dumps(engine.snapshot()))
-    assert snapshot == engine.snapshot()
+    assert snapshot.keys() == engine.snapshot().keys()
     assert snapshot["policy"] == "threshold"
     assert snapshot["settings"] == engine.settings.effective()
     assert snapshot["plain_memory_gib"] == 1.25
@@ -622,10 +746,11 @@ def test_a_prefill_leaves_nothing_waiting_in_its_rows():
 def test_a_leaving_request_keeps_what_the_draft_has_seen():
     engine = flipping_engine(3)
     length = grow(engine, 2)
-    waiting, up_to_date = SimpleNamespace(row=0, kv_committed_len=length), SimpleNamespace(row=5, kv_committed_len=70)
+    waiting, up_to_date = leaving(0, length), leaving(5, 70)
     engine.before_release(waiting)
     engine.before_release(up_to_date)
     assert (waiting.kv_committed_len, up_to_date.kv_committed_len) == (FIRST_LENGTH, 70)
+    assert waiting.plain_steps == 2
 
 
 def test_a_failed_catch_up_costs_acceptance_and_no_request():
@@ -633,7 +758,22 @@ def test_a_failed_catch_up_costs_acceptance_and_no_request():
     engine.release.catch_up_error = RuntimeError("no kernel")
     grow(engine, 4)
     assert engine.release.ran == ["plain decode"] * 2 + ["sglang"] * 2
-    assert engine.controller.faults == 1
+    assert faults(engine) == {Fault.CATCH_UP: 1}
+
+
+def test_what_a_failed_catch_up_left_out_never_reaches_the_radix_cache():
+    engine = flipping_engine(2)
+    engine.release.catch_up_error = RuntimeError("no kernel")
+    length = grow(engine, 3)
+    engine.release.catch_up_error = None
+    # Later catch-ups are of later tokens: the gap stays.
+    length = grow(engine, 4, length)
+    engine.before_release(request := leaving(0, length))
+    assert request.kv_committed_len == FIRST_LENGTH
+    # The row's next request starts afresh.
+    run(engine, make_batch(decode=False))
+    engine.before_release(request := leaving(0, length))
+    assert request.kv_committed_len == length
 
 
 def test_a_failed_catch_up_leaves_the_result_of_its_plain_step():
@@ -644,7 +784,7 @@ def test_a_failed_catch_up_leaves_the_result_of_its_plain_step():
     batch.lengths += length - FIRST_LENGTH
     prepare(engine, batch)
     assert run(engine, batch).mode is Mode.PLAIN
-    assert engine.controller.faults == 1
+    assert faults(engine) == {Fault.CATCH_UP: 1}
 
 
 def test_near_the_context_limit_nothing_waits_for_lengths_that_nobody_knows():
@@ -656,7 +796,7 @@ def test_near_the_context_limit_nothing_waits_for_lengths_that_nobody_knows():
         prepare(engine, batch)
         run(engine, batch)
     assert second.plan.host_seq_lens is None
-    assert engine.controller.faults == 0
+    assert faults(engine) == {}
 
 
 @pytest.mark.parametrize(("free_gib", "tokens"), [(4.0, 32), (3.9, 16), (1.0, 8), (0.1, 4)])
@@ -689,16 +829,15 @@ def test_a_failed_plain_step_without_room_to_speculate_is_tried_again():
     engine.release.run_plain_decode = flaky
     assert run(engine, batch).mode is Mode.PLAIN
     assert engine.release.ran == ["plain decode"]
-    assert engine.controller.faults == 1
+    assert faults(engine) == {Fault.PLAIN_STEP: 1}
 
 
 def test_a_draft_never_used_again_is_never_brought_up_to_date():
     engine = make_engine(PLAIN)
     grow(engine, 3 * CHUNK)
     assert engine.release.caught_up == []
-    leaving = SimpleNamespace(row=0, kv_committed_len=50)
-    engine.before_release(leaving)
-    assert leaving.kv_committed_len == 50
+    engine.before_release(request := leaving(0, 50))
+    assert request.kv_committed_len == 50
 
 
 def test_a_server_that_never_takes_plain_steps_counts_by_results():
@@ -707,7 +846,7 @@ def test_a_server_that_never_takes_plain_steps_counts_by_results():
     batch = make_batch()
     process(engine, batch, SimpleNamespace(mode=Mode.SPEC, tokens=5))
     assert engine.snapshot()["steps"] == {"spec": 1, "plain": 0}
-    assert engine.snapshot()["tokens"]["spec"] == 5
+    assert engine.snapshot()["accepted_tokens"] == 5
 
 
 def test_a_threshold_out_of_reach_is_refused_on_a_running_server():
@@ -751,7 +890,7 @@ def test_step_times_are_measured_at_start_on_the_graphs_that_both_modes_have():
         (mode.value, requests): pytest.approx(SECONDS[mode] * requests) for mode in Mode for requests in (1, 2, 4, 8)
     }
     assert engine.snapshot()["measured_sizes"] == 4
-    assert engine.controller.faults == 0
+    assert faults(engine) == {}
     assert engine.snapshot()["steps"] == {"spec": 0, "plain": 0}
 
 
@@ -766,7 +905,7 @@ def test_a_fault_while_measuring_is_told_and_leaves_the_table_empty_and_both_mod
     engine = release.engine = AdaptiveEngine(AUTO, release, server_args=None)
     engine.build(worker=None)
     assert engine.snapshot()["step_costs"] == []
-    assert engine.controller.faults == 1
+    assert faults(engine) == {Fault.MEASUREMENT: 1}
     assert not engine.controller.spec_only
     step(engine)
     assert engine.release.ran == ["sglang"]
@@ -860,3 +999,40 @@ def test_step_times_of_another_setup_are_refused_before_graphs_are_captured(tmp_
     with pytest.raises(Refusal, match="model: 'another' there, 'a model' here"):
         engine.build(worker=None)
     assert engine.release.catch_up_tokens == "not asked"
+
+
+# --- telemetry -------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """What an engine publishes with."""
+
+    def __init__(self, snapshot, on_fault):
+        self.snapshot, self.on_fault, self.ticks = snapshot, on_fault, 0
+
+    def tick(self):
+        self.ticks += 1
+
+
+def test_every_processed_step_is_told_to_what_publishes_them():
+    engine = make_engine(THRESHOLD)
+    engine.publish_with(Listener)
+    step(engine)
+    assert engine.telemetry.ticks == 1
+    assert engine.telemetry.snapshot()["steps"]["spec"] == 1
+
+
+def test_a_fault_of_telemetry_ends_no_switching():
+    engine = make_engine(THRESHOLD)
+    engine.publish_with(Listener)
+    for _ in range(MOST_FAULTS):
+        engine.telemetry.on_fault(OSError("disk full"))
+    assert faults(engine) == {Fault.TELEMETRY: MOST_FAULTS}
+    assert not engine.controller.spec_only
+
+
+def test_a_server_without_metrics_publishes_nothing():
+    engine = make_engine(THRESHOLD)
+    engine.publish_with(None)
+    step(engine)
+    assert engine.telemetry is None

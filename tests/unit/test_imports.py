@@ -15,6 +15,7 @@ WITHOUT_TORCH = (
     "engine.core",
     "engine.steps",
     "errors",
+    "faults",
     "modes",
     "patches",
     "patching",
@@ -23,6 +24,9 @@ WITHOUT_TORCH = (
     "releases.base",
     "releases.lock",
     "releases.refusals_0_5_14",
+    "request_steps",
+    "stopwatch",
+    "telemetry",
 )
 
 

@@ -1,12 +1,19 @@
 """The wrappers around SGLang's functions, on stand-ins for what they wrap."""
 
+import asyncio
+import pickle
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
+from fastapi import HTTPException
 from sglang_adaptive_spec.patches import PATCHES
 
 from sglang_adaptive_spec.engine.steps import StepPlan
+from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.request_steps import VerifySteps
 
 WITHOUT_ENGINE = SimpleNamespace(engine=None)
 
@@ -40,7 +47,9 @@ class Original:
         "schedule_batch:get_alloc_reserve_per_decode",
         "EAGLEWorkerV2.forward_batch_generation",
         "SchedulerBatchResultProcessor.process_batch_result_decode",
+        "SchedulerMetricsReporter.__post_init__",
         "SchedulerMetricsReporter.report_decode_stats",
+        "SchedulerMetricsReporter._maybe_log_idle_metrics",
         "Scheduler.get_internal_state",
     ],
 )
@@ -135,13 +144,127 @@ def test_other_steps_resolve_as_sglang_does(stamped, needs_cpu):
 # --- numbers ---------------------------------------------------------------------------------------------
 
 
+def calculate(meta_info: dict, verify_steps: int) -> dict:
+    """What SGLang's process that answers requests makes of a finished one."""
+    wrapper = wrapper_of("_calculate_spec_decoding_metrics")
+    # As it comes from the scheduler's process.
+    received = pickle.loads(pickle.dumps(SimpleNamespace(spec_verify_ct=[0, verify_steps])))
+    wrapper(None, Original(), None, (meta_info, received, 1), {})
+    return meta_info
+
+
 def test_the_accept_length_of_a_request_counts_its_verify_steps_alone():
     meta_info = {"spec_verify_ct": 4, "spec_num_correct_drafts": 6, "spec_accept_length": 25.0}
-    wrapper_of("_calculate_spec_decoding_metrics")(None, Original(), None, (meta_info,), {})
-    assert meta_info["spec_accept_length"] == 2.5
+    assert calculate(meta_info, 4)["spec_accept_length"] == 2.5
 
 
 def test_a_request_without_verify_steps_gets_no_accept_length():
-    meta_info = {"completion_tokens": 100}
-    wrapper_of("_calculate_spec_decoding_metrics")(None, Original(), None, (meta_info,), {})
-    assert meta_info == {"completion_tokens": 100}
+    assert calculate({"completion_tokens": 100}, 0) == {"completion_tokens": 100}
+
+
+def test_a_requests_plain_steps_travel_with_its_verify_steps():
+    meta_info = {"spec_verify_ct": VerifySteps(4, 9), "spec_num_correct_drafts": 6}
+    calculate(meta_info, VerifySteps(4, 9))
+    assert meta_info["adaptive_spec_plain_steps"] == 9
+    assert type(meta_info["spec_verify_ct"]) is int
+    assert calculate({}, VerifySteps(0, 9)) == {"adaptive_spec_plain_steps": 9}
+
+
+def test_plain_steps_are_read_by_a_process_without_torch_or_sglang():
+    sent = pickle.dumps(VerifySteps(4, 9))
+    code = (
+        "import sys, pickle; got = pickle.load(sys.stdin.buffer); "
+        "assert not {'torch', 'sglang', 'wrapt'} & set(sys.modules); print(got, got.plain_steps, got + 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True)
+    assert done.stdout.split() == [b"4", b"9", b"5"]
+
+
+# --- live control ----------------------------------------------------------------------------------------
+
+
+def change(server_args: dict, use, rid: str | None = None) -> SimpleNamespace:
+    """What a scheduler makes of a request to /set_internal_state."""
+    plugin = SimpleNamespace(engine=SimpleNamespace(use=use, snapshot=lambda: {"policy": "plain"}))
+    request = SimpleNamespace(server_args=server_args, rid=rid)
+    return wrapper_of("Scheduler.set_internal_state")(plugin, Original(), None, (request,), {})
+
+
+def test_settings_of_sglangs_own_are_sglangs():
+    assert change({"pp_max_micro_batch_size": 4}, use=pytest.fail) == "sglang's answer"
+
+
+def test_new_settings_are_put_in_charge_with_who_asked():
+    asked = []
+    answer = change({"adaptive_spec": {"policy": "plain"}}, lambda *what: asked.append(what), rid="on call")
+    assert asked == [({"policy": "plain"}, "request on call")]
+    assert answer.updated is True
+    assert answer.server_args == {"adaptive_spec": {"policy": "plain"}}
+
+
+@pytest.mark.parametrize(
+    "server_args",
+    [
+        {"adaptive_spec": "plain"},
+        {"adaptive_spec": None},
+        {"adaptive_spec": {}},
+        {"adaptive_spec": {"policy": "plain"}, "pp_max_micro_batch_size": 4},
+    ],
+    ids=str,
+)
+def test_what_can_not_be_read_changes_nothing(server_args):
+    assert "can't be read" in change(server_args, use=pytest.fail).updated["error"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(Refusal("out of reach", "a reason", "a way out"), "out of reach"), (ZeroDivisionError("told"), "ZeroDivision")],
+)
+def test_a_refusal_and_a_fault_both_answer_with_an_error(error, said):
+    def use(asked, by):
+        raise error
+
+    assert said in change({"adaptive_spec": {"policy": "plain"}}, use).updated["error"]
+
+
+def ask(answers: list) -> object:
+    async def sglang(request):
+        return answers
+
+    async def call():
+        return await set_internal_state(None, sglang, SimpleNamespace(), ("request",), {})
+
+    return asyncio.run(call())
+
+
+set_internal_state = wrapper_of("TokenizerControlMixin.set_internal_state")
+
+
+def test_an_answer_without_a_refusal_is_handed_on():
+    assert ask([True, True]) == [True, True]
+
+
+def test_a_refusal_by_any_scheduler_is_an_error_over_http():
+    with pytest.raises(HTTPException) as caught:
+        ask([True, {"error": "out of reach"}])
+    assert (caught.value.status_code, caught.value.detail) == (400, "out of reach")
+
+
+def test_calls_at_the_same_moment_take_turns():
+    running, most = 0, 0
+
+    async def sglang(request):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return [True]
+
+    async def calls():
+        manager = SimpleNamespace()
+        together = (set_internal_state(None, sglang, manager, ("request",), {}) for _ in range(5))
+        return await asyncio.gather(*together)
+
+    assert asyncio.run(calls()) == [[True]] * 5
+    assert most == 1

@@ -64,7 +64,7 @@ def test_ranks_fed_different_clocks_decide_alike():
             mode = controller.decide(requests, lambda: True, context_tokens=300).mode
             modes[rank].append(mode)
             if mode is Mode.SPEC:
-                controller.note_result(mode, requests, 2 * requests)
+                controller.note_result(mode, requests, 2 * requests, 2 * requests)
             seconds = (
                 (0.01 + 0.001 * requests if mode is Mode.SPEC else 0.01 + 0.0001 * requests) if rank == 0 else -1e9
             )
