@@ -68,7 +68,7 @@ def read_sample(state: Mapping[str, Any], running: int, at: float) -> Sample:
         running=running,
         spec_steps=state["steps"][SPEC],
         plain_steps=state["steps"][PLAIN],
-        spec_tokens=state["tokens"][SPEC],
+        spec_tokens=state["accepted_tokens"],  # as counted over verified requests, for the accept length
         plain_tokens=state["tokens"][PLAIN],
         verified=state["verified_requests"],
         switches=state["switches"],

@@ -134,7 +134,8 @@ def test_a_line_has_all_that_the_panel_has() -> None:
 STATE = {
     "mode": "plain",
     "steps": {"spec": 50, "plain": 150},
-    "tokens": {"spec": 250, "plain": 3000},
+    "tokens": {"spec": 240, "plain": 3000},
+    "accepted_tokens": 250,
     "verified_requests": 100,
     "switches": 1,
     "faults": 0,
