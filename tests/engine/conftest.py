@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.engine.documented import launcher as launcher
 from tests.engine.load import Request, mixed_load, run_load
 from tests.engine.serving import Server, serve
 

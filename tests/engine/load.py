@@ -78,7 +78,7 @@ def _hang_up(server: Server, request: Request, sampling: dict[str, int | bool]) 
     received: list[int] = []
     # A client of its own: closing the connection is what aborts the request.
     with (
-        httpx.Client(base_url=server.client.base_url, timeout=120) as client,
+        httpx.Client(base_url=server.client.base_url, headers=server.client.headers, timeout=120) as client,
         client.stream("POST", "/generate", json=body) as stream,
     ):
         for line in stream.iter_lines():

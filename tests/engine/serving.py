@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.server import Server as ServerProcess
 
@@ -44,6 +45,8 @@ COMMON = (
     "--max-running-requests=32",
     "--chunked-prefill-size=128",
 )
+# What SGLang puts on each metric of its scheduler.
+COMMON_LABELS = {"model_name", "engine_type", "tp_rank", "pp_rank", "moe_ep_rank"}
 
 
 @dataclass
@@ -73,11 +76,23 @@ class Server:
         block: dict[str, Any] = states[0]["adaptive_spec"]
         return block
 
+    def ask(self, settings: Any, **fields: Any) -> httpx.Response:
+        """Ask for other settings, whatever the answer; further fields of the request go in ``fields``."""
+        return self.client.post("/set_internal_state", json={"server_args": {"adaptive_spec": settings}, **fields})
+
     def use(self, **settings: Any) -> bool:
         """Put other settings in charge; whether the server took them."""
-        body = {"server_args": {"adaptive_spec": settings}}
-        taken: list[bool] = self.client.post("/set_internal_state", json=body).raise_for_status().json()
-        return all(taken)
+        return self.ask(settings).status_code == httpx.codes.OK
+
+    def scrape(self) -> dict[str, float]:
+        """SGLang's and the plugin's metrics: values by name and labels, without the labels that all have."""
+        text = self.client.get("/metrics").raise_for_status().text
+        values: dict[str, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                labels = sorted((name, value) for name, value in sample.labels.items() if name not in COMMON_LABELS)
+                values[sample.name + "".join(f" {name}={value}" for name, value in labels)] = sample.value
+        return values
 
     def used_tokens(self) -> int:
         """KV slots in use after the radix cache is emptied; waits for running requests to leave."""
