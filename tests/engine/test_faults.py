@@ -48,10 +48,10 @@ def register():
             raise RuntimeError("injected")
         return result
 
-    def fail_catch_up(self, *arguments):
+    def fail_catch_up(self, *arguments, **more):
         if due("a catch-up"):
             raise RuntimeError("injected")
-        return catch_up(self, *arguments)
+        return catch_up(self, *arguments, **more)
 
     def fail_decide(self, seen):
         if due("the policy"):

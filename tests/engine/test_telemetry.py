@@ -107,16 +107,18 @@ def test_a_scrape_agrees_with_the_plugin_and_with_what_clients_got(server: Serve
 
     metas = [answer["meta_info"] for answer in answers]
     tokens = {mode: grew(f"{OURS}tokens_total mode={mode}") for mode in ("spec", "plain")}
-    # The first token of each comes from its prefill, and so does the one after a retraction.
-    prefills = sum(1 + meta["num_retractions"] for meta in metas)
-    assert prefills > len(metas)
-    assert sum(tokens.values()) == sum(meta["completion_tokens"] for meta in metas) - prefills
+    # The first token of each comes from its prefill, and so does the one after a retraction; unless it was thrown
+    # out again before that.
+    retractions = sum(meta["num_retractions"] for meta in metas)
+    assert retractions > 0
+    of_prefills = sum(meta["completion_tokens"] for meta in metas) - sum(tokens.values())
+    assert len(metas) <= of_prefills <= len(metas) + retractions
     assert tokens["plain"] == sum(meta["adaptive_spec_plain_steps"] for meta in metas) > 0
     assert grew("sglang:generation_tokens_total") == sum(meta["completion_tokens"] for meta in metas)
     # SGLang's own: plain steps are no verify steps. Ours has the steps under way as requests ended, too.
     verified = sum(meta.get("spec_verify_ct", 0) for meta in metas)
     assert grew("sglang:spec_verify_calls_total") == verified
-    assert verified <= grew(f"{OURS}verified_requests_total") <= verified + prefills
+    assert verified <= grew(f"{OURS}verified_requests_total") <= verified + len(metas) + retractions
     seconds = [after["mode_seconds"][mode] - before["mode_seconds"][mode] for mode in ("spec", "plain")]
     assert min(seconds) > 0
 
