@@ -45,6 +45,8 @@ class Launcher:
             self.stop()
             flags = command.call[len(LAUNCH) :]
             flags = [_MODELS.get(before, flag) for before, flag in zip(["", *flags], flags, strict=False)]
+            # As many as SGLang would admit on a reader's GPU.
+            flags = ["--max-running-requests=256", *flags]
             log = self._folder / f"{command.page.replace('/', '-')}.log"
             self._server = self._running.enter_context(serve(log, flags, env=command.variables))
             self._command = command
