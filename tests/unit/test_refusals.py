@@ -29,7 +29,14 @@ OFF = (
 
 def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -> SimpleNamespace:
     values = dict.fromkeys(OFF, False)
-    values |= {"tp_size": 1, "pp_size": 1, "dp_size": 1, "lora_paths": None, "disaggregation_mode": "null"}
+    values |= {
+        "device": "cuda",
+        "tp_size": 1,
+        "pp_size": 1,
+        "dp_size": 1,
+        "lora_paths": None,
+        "disaggregation_mode": "null",
+    }
     values |= {"speculative_algorithm": algorithm, "enable_multimodal": None, "max_running_requests": 256}
     values["cuda_graph_config"] = SimpleNamespace(decode=SimpleNamespace(backend="full", bs=[1, 2, 64]))
     config = {"is_multimodal": False, "is_hybrid_swa": False, "is_encoder_decoder": False}
@@ -61,6 +68,7 @@ def test_another_algorithm_is_refused_with_the_served_ones(algorithm):
     ("changed", "flag"),
     [({name: True}, "--" + name.replace("_", "-")) for name in OFF if name != "enable_return_hidden_states"]
     + [
+        ({"tp_size": 2}, "--tp-size above 1 on GPUs"),
         ({"pp_size": 2}, "--pp-size above 1"),
         ({"dp_size": 2}, "--dp-size above 1"),
         ({"lora_paths": ["adapter"]}, "--enable-lora"),
@@ -70,6 +78,10 @@ def test_another_algorithm_is_refused_with_the_served_ones(algorithm):
 )
 def test_a_feature_not_yet_proven_is_refused_by_its_flag(changed, flag):
     assert refusal_of(arguments(**changed)).what == f"{flag} is not served."
+
+
+def test_ranks_on_a_cpu_are_served():
+    refuse_unserved(arguments(tp_size=2, device="cpu"), THRESHOLD)
 
 
 def test_several_features_are_named_in_one_refusal():
