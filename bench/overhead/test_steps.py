@@ -27,7 +27,7 @@ def _scheduler_process(tmp_path_factory: pytest.TempPathFactory, device: str) ->
 @pytest.fixture
 def measure(benchmark: Any, rounds: int) -> Measure:
     """Times a callable: many short rounds, of which a busy machine leaves some undisturbed."""
-    return lambda call: benchmark.pedantic(call, rounds=rounds, iterations=20, warmup_rounds=5)
+    return lambda call: benchmark.pedantic(call, rounds=rounds, iterations=10, warmup_rounds=5)
 
 
 @pytest.mark.parametrize("side", ["bare", "hooked"])
