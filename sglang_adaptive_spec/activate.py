@@ -33,11 +33,12 @@ class Plugin:
     Attributes:
         release: The adapter of the installed SGLang.
         sglang_version: The installed SGLang.
+        engine: The scheduler process's engine; None while this process speculates nothing.
     """
 
     release: Release
     sglang_version: str
-    _engine: Any = None
+    engine: Any = None
 
     @cached_property
     def patch_set(self) -> PatchSet:
@@ -89,21 +90,16 @@ class Plugin:
             most_spec_requests = calibration.load(settings.costs).most_spec_requests
         self.release.take_limits(server_args, most_spec_requests)
 
-    @property
-    def engine(self) -> Any:
-        """The scheduler process's engine, or None while this process speculates nothing."""
-        return self._engine
-
     def start_engine(self, server_args: Any) -> None:
         """Make the engine, in the scheduler's process, once its arguments are known."""
         from sglang_adaptive_spec.engine.core import AdaptiveEngine
 
         settings = Settings.from_mapping(read_config_variable() or {})
-        self._engine = AdaptiveEngine(settings, self.release, server_args)
+        self.engine = AdaptiveEngine(settings, self.release, server_args)
 
     def summary(self, runtime: PlainRuntime | None) -> str:
         """The one line that a started scheduler logs."""
-        settings = self._engine.settings
+        settings = self.engine.settings
         policy = settings.policy
         if policy == "threshold":
             policy = (
@@ -111,7 +107,7 @@ class Plugin:
                 f"spec again at {settings.resume_threshold_requests}"
             )
         elif policy == "auto":
-            policy = f"auto, {self._engine.costs_origin}"
+            policy = f"auto, {self.engine.costs_origin}"
         if settings.dry_run:
             policy = f"dry run of {policy}"
         built = "no plain graphs (not needed)"
@@ -119,7 +115,7 @@ class Plugin:
             graphs = f"{len(runtime.graph_sizes)} sizes" if runtime.graph_sizes else "none, steps run eagerly"
             built = f"plain graphs: {graphs}; {runtime.memory_gib:.2f} GiB, {runtime.build_seconds:.1f} s to build"
             if runtime.draft_ring_gib:
-                tokens = self._engine.catch_up_chunk_tokens
+                tokens = self.engine.catch_up_chunk_tokens
                 built += f"; {runtime.draft_ring_gib:.2f} GiB of it holds {tokens} tokens a request for the draft"
         applied = len(self.patch_set.applied)
         return (

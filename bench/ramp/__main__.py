@@ -24,10 +24,7 @@ PHASES = "7s@3/s,8s@3-70/s,8s@70/s,6s@70-5/s,6s@5/s,4s@80/s,6s@5/s"
 def ramp_modes(threshold: int) -> dict[str, BenchMode]:
     """The modes of the sweep, with such settings as a server under a changing load would have."""
     by_load = {"policy": "threshold", "disable_batch_threshold": threshold}
-    return MODES | {
-        "ours-threshold": BenchMode("ours-threshold", plugin=by_load),
-        "ours-auto": BenchMode("ours-auto", plugin={"policy": "auto"}),
-    }
+    return MODES | {"ours-threshold": BenchMode("ours-threshold", plugin=by_load)}
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
