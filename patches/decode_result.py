@@ -13,11 +13,9 @@ def _process(plugin: Plugin, original: Callable[..., Any], processor: Any, args:
     del processor
     if plugin.engine is None:
         return original(*args, **kwargs)
-
-    def call(batch: Any, result: Any) -> Any:
-        return plugin.engine.process(batch, result, lambda seen: original(seen, result))
-
-    return call(*args, **kwargs)
+    batch = kwargs["batch"] if "batch" in kwargs else args[0]
+    result = kwargs["result"] if "result" in kwargs else args[1]
+    return plugin.engine.process(batch, result, lambda seen: original(seen, result))
 
 
 PATCHES = (
