@@ -12,6 +12,9 @@ class Mode(str, Enum):
     SPEC = "spec"  # SGLang's own draft, verify, draft-extend
     PLAIN = "plain"  # one target forward, one token and one KV slot a request
 
+    # A mode equals its string, so its hash has to be the string's; and Enum's own is slow, at every count of a step.
+    __hash__ = str.__hash__
+
     @property
     def other(self) -> Mode:
         """The mode that this one gives way to."""
