@@ -67,7 +67,7 @@ class Case:
         wrapped: Whether SGLang's functions are wrapped.
         speculates: Whether the server was started with a draft.
         held: The mode that the running server is held in, or None.
-        mode: The mode that the steps have to run in.
+        mode: The mode that the steps have to run in. A policy that measures is told that the other one is slow.
         shapes_forward: Whether what surrounds the target's forward in a plain step is part of it.
     """
 
@@ -91,6 +91,8 @@ CASES = {
         Case("spec-step", _BY_LOAD),
         Case("plain-step", _BY_LOAD, held=Mode.PLAIN, mode=Mode.PLAIN),
         Case("plain-step-whole", _BY_LOAD, held=Mode.PLAIN, mode=Mode.PLAIN, shapes_forward=True),
+        Case("auto-spec-step", {"policy": "auto"}),
+        Case("auto-plain-step", {"policy": "auto"}, mode=Mode.PLAIN),
         Case("policy-plain", {"policy": "plain"}, mode=Mode.PLAIN),
         Case("policy-plain-whole", {"policy": "plain"}, mode=Mode.PLAIN, shapes_forward=True),
     )
@@ -129,8 +131,15 @@ class WithoutModel(Sglang0514):
     def ranks(self, worker: Any) -> int:
         return 1
 
+    def from_rank_0(self, worker: Any, value: Any) -> Any:
+        return value
+
     def setup(self, worker: Any) -> dict[str, Any]:
         return {}
+
+    @contextmanager
+    def idle_batch(self, worker: Any, runtime: PlainRuntime, requests: int, context_tokens: int) -> Iterator[None]:
+        yield None  # nothing to time
 
     def build_plain_runtime(self, worker: Any, catch_up_tokens: int | None) -> PlainRuntime:
         sync = None
@@ -154,6 +163,7 @@ class DecodeSteps:
     """
 
     def __init__(self, batch_size: int, device: str, *, speculates: bool) -> None:
+        self.batch_size = batch_size
         self._batch = _batch(batch_size, device, speculates=speculates)
         hidden = torch.zeros((batch_size, HIDDEN_SIZE), dtype=torch.bfloat16, device=device)
         tokens = torch.zeros((batch_size,), dtype=torch.int64, device=device)
@@ -210,6 +220,9 @@ def hooked(case: Case, steps: DecodeSteps) -> Iterator[Plugin | None]:
                 plugin.start_engine(arguments)
                 runtime = plugin.engine.build(steps.worker)
                 plugin.patch_set.plain_possible = runtime is not None
+                if plugin.engine.settings.policy == "auto":
+                    for mode, seconds in ((case.mode, 1e-4), (case.mode.other, 1.0)):
+                        plugin.engine.costs.seed(mode, steps.batch_size, PROMPT_TOKENS, seconds)
             if case.held is not None:
                 plugin.engine.use({"policy": case.held.value})
             yield plugin
@@ -303,6 +316,7 @@ def _worker(pool: ReqToTokenPool, device: str, spec_result: Any, plain_result: A
         server_args=schedule_batch.get_global_server_args(),
         device=device,
         req_to_token_pool=pool,
+        tp_rank=0,
         spec_result=spec_result,
         shaped_result=shaped_result,
         _target_worker=target,
