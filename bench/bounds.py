@@ -279,6 +279,8 @@ class SwitchBound(HttpBound):
         return value <= self.most
 
 
+HOOKED_STEPS = ("policy-spec", "spec-step", "plain-step", "auto-spec-step", "auto-plain-step", "policy-plain")
+
 BOUNDS: tuple[AnyBound, ...] = (
     # A: the main job.
     Bound("A", "ours-plain", "base", 0.97, ("fa3", "triton"), (8, 64, 256)),
@@ -293,8 +295,8 @@ BOUNDS: tuple[AnyBound, ...] = (
     Bound("C", "ours-spec", "spec", 0.995, ("fa3", "triton", "flashinfer"), _FROM_8, by_step=True, accept_length=2.5),
     Bound("C", "ours-spec", "spec", 0.995, ("fa3", "triton", "flashinfer"), _FROM_8, by_step=True, accept_length=1.6),
     HostBound("C", ("inactive",), 1.0, (1, 16, 64, 256)),
-    HostBound("C", ("policy-spec", "spec-step", "plain-step", "policy-plain"), 15.0, (1,)),
-    HostBound("C", ("policy-spec", "spec-step", "plain-step", "policy-plain"), 60.0, (256,)),
+    HostBound("C", HOOKED_STEPS, 15.0, (1,)),
+    HostBound("C", HOOKED_STEPS, 60.0, (256,)),
     ServeBound("C", "ours-plain", ("fa3", "triton"), "base", 0.97),
     ServeBound("C", "ours-threshold", ("fa3", "triton"), "base", 0.97),
     # D: no threshold to guess.

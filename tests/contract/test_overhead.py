@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench.bounds import HOOKED_STEPS
 from bench.child import ROOT
 from bench.overhead.__main__ import measurements
 from bench.results import Results
