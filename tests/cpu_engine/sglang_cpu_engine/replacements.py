@@ -11,9 +11,11 @@ from typing import Any
 REPLACEMENTS: dict[str, Callable[[ModuleType], None]] = {}
 
 
-def _after_import_of(name: str) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
+def _after_import_of(*names: str) -> Callable[[Callable[[ModuleType], None]], Callable[[ModuleType], None]]:
+    """Run when a module of one of these names is imported: where older and newer releases have it."""
+
     def register(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-        REPLACEMENTS[name] = callback
+        REPLACEMENTS.update(dict.fromkeys(names, callback))
         return callback
 
     return register
@@ -39,7 +41,9 @@ def _device(module: Any) -> None:
 def _server_arguments(module: Any) -> None:
     from sglang_cpu_engine import server_defaults
 
-    module.ServerArgs.__post_init__ = server_defaults.before(module.ServerArgs.__post_init__)
+    # Where arguments are resolved: apart from their construction from 0.5.19 on.
+    name = "resolve_once" if hasattr(module.ServerArgs, "resolve_once") else "__post_init__"
+    setattr(module.ServerArgs, name, server_defaults.before(getattr(module.ServerArgs, name)))
 
 
 @_after_import_of("sglang.srt.distributed.device_communicators.pynccl")
@@ -66,7 +70,7 @@ def _draft_attention(module: Any) -> None:
     module.DraftBackendFactory.create_draft_extend_backend = factory.create_draft_extend_backend
 
 
-@_after_import_of("sglang.srt.mem_cache.triton_ops.allocator")
+@_after_import_of("sglang.srt.mem_cache.triton_ops.allocator", "sglang.kernels.ops.memory.allocator")
 def _page_allocator(module: Any) -> None:
     from sglang_cpu_engine.kernels import pages
     from sglang_cpu_engine.kernels.launch import Kernel
@@ -75,14 +79,14 @@ def _page_allocator(module: Any) -> None:
     module.alloc_decode_kernel = Kernel(pages.alloc_decode)
 
 
-@_after_import_of("sglang.srt.mem_cache.triton_ops.common")
+@_after_import_of("sglang.srt.mem_cache.triton_ops.common", "sglang.kernels.ops.memory.common")
 def _last_location(module: Any) -> None:
     from sglang_cpu_engine.kernels import cache_locs
 
     module.get_last_loc_triton = cache_locs.get_last_loc
 
 
-@_after_import_of("sglang.srt.speculative.triton_ops.cache_locs")
+@_after_import_of("sglang.srt.speculative.triton_ops.cache_locs", "sglang.kernels.ops.speculative.cache_locs")
 def _cache_locations(module: Any) -> None:
     from sglang_cpu_engine.kernels import cache_locs
     from sglang_cpu_engine.kernels.launch import Kernel
@@ -93,7 +97,7 @@ def _cache_locations(module: Any) -> None:
     module.assign_draft_cache_locs_contiguous = Kernel(cache_locs.assign_draft_cache_locs_contiguous)
 
 
-@_after_import_of("sglang.srt.speculative.triton_ops.eagle")
+@_after_import_of("sglang.srt.speculative.triton_ops.eagle", "sglang.kernels.ops.speculative.eagle")
 def _accepted_tokens(module: Any) -> None:
     from sglang_cpu_engine.kernels import accept
     from sglang_cpu_engine.kernels.launch import Kernel
@@ -102,7 +106,10 @@ def _accepted_tokens(module: Any) -> None:
     module.fill_accept_out_cache_loc = Kernel(accept.fill_accept_out_cache_loc)
 
 
-@_after_import_of("sglang.srt.speculative.triton_ops.gather_spec_extras")
+@_after_import_of(
+    "sglang.srt.speculative.triton_ops.gather_spec_extras",
+    "sglang.kernels.ops.speculative.gather_spec_extras",
+)
 def _relay(module: Any) -> None:
     from sglang_cpu_engine.kernels import accept
 
@@ -119,7 +126,7 @@ def _tree(module: Any) -> None:
     sgl_kernel_stand_in.install()
 
 
-@_after_import_of("sglang.srt.speculative.reject_sampling")
+@_after_import_of("sglang.srt.speculative.reject_sampling", "sglang.kernels.ops.speculative.reject_sampling")
 def _chain_sampling(module: Any) -> None:
     from sglang_cpu_engine.kernels import sampling
 

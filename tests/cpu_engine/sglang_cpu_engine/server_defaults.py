@@ -10,12 +10,13 @@ from typing import Any
 MAX_TOTAL_TOKENS = 32768
 
 
-def before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
-    """`ServerArgs.__post_init__` with our defaults filled in first."""
+def before(resolve: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What resolves a server's arguments, with our defaults filled in first."""
 
-    @functools.wraps(post_init)
+    @functools.wraps(resolve)
     def wrapper(args: Any) -> None:
-        if args.device in (None, "cpu"):
+        # Arguments that were resolved in another process are read-only, and have the defaults already.
+        if args.device in (None, "cpu") and not getattr(args, "_resolution_finished", False):
             # The speculative worker looks for a graph runner for the device, and there is none.
             args.disable_cuda_graph = True
             if args.max_total_tokens is None:
@@ -24,6 +25,6 @@ def before(post_init: Callable[[Any], None]) -> Callable[[Any], None]:
                 # SGLang binds a rank to a NUMA node, of which there may be one; all ranks may use all cores.
                 cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
                 os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join([cores] * args.tp_size))
-        post_init(args)
+        resolve(args)
 
     return wrapper

@@ -41,6 +41,8 @@ def start() -> None:
     if any(isinstance(finder, PostImportFinder) for finder in sys.meta_path):
         return
     sys.meta_path.insert(0, PostImportFinder(REPLACEMENTS))
+    # From this package on (0.5.16), SGLang takes its leaf kernels on a CPU from `sgl_kernel` by name.
+    sys.meta_path.insert(0, PreImportFinder("sglang.kernels", _install_sgl_kernel))
     if os.environ.get("SGLANG_CPU_ENGINE_FORK") == "1":
         sys.meta_path.insert(0, PreImportFinder("sglang", _start_fork_server))
 
@@ -49,6 +51,12 @@ def _start_fork_server() -> None:
     from sglang_cpu_engine import fork_server
 
     fork_server.start()
+
+
+def _install_sgl_kernel() -> None:
+    from sglang_cpu_engine import sgl_kernel_stand_in
+
+    sgl_kernel_stand_in.install()
 
 
 def _has_cuda_driver() -> bool:

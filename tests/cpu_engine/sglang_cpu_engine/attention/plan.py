@@ -75,7 +75,8 @@ def plan_verify(
 
     Args:
         seq_lens: [bs], committed length, without the tree.
-        tree_mask: flat, [num_draft_tokens, seq_len + num_draft_tokens] a request.
+        tree_mask: flat, [num_draft_tokens, seq_len + num_draft_tokens] a request, or the last num_draft_tokens
+            columns of that alone, as SGLang builds it on a CPU from 0.5.16 on.
     """
     lengths = seq_lens.to(torch.int64)
     kv_slots, position = _slots(req_to_token, rows, lengths + num_draft_tokens)
@@ -83,7 +84,9 @@ def plan_verify(
     mask = in_prefix[:, None, :].repeat(1, num_draft_tokens, 1)
     # the tree lies right behind the prefix
     node = lengths[:, None, None] + torch.arange(num_draft_tokens)
-    tree = tree_mask[full_mask_tail(lengths, num_draft_tokens)]
+    trees = lengths.numel() * num_draft_tokens**2
+    tail = torch.arange(trees).view(-1, num_draft_tokens, num_draft_tokens)
+    tree = tree_mask[tail if tree_mask.numel() == trees else full_mask_tail(lengths, num_draft_tokens)]
     mask.scatter_(2, node.expand_as(tree), tree)
     return [Sequences(kv_slots, mask)]
 

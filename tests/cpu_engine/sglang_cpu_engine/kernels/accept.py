@@ -18,7 +18,7 @@ def fill_bonus_tokens(
 
 
 def fill_accept_out_cache_loc(
-    accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor, size_upper: int
+    accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor, *unused: int
 ) -> None:
     """Stand-in for the Triton kernel of this name: the KV slots of the accepted tree nodes.
 
