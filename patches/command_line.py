@@ -35,7 +35,6 @@ PATCHES = (
         upstream="none",
         remove_when="SGLang lets a plugin declare flags.",
         for_plain=False,
-        via="hook_registry",
     ),
     Patch(
         target="sglang.srt.server_args:ServerArgs.from_cli_args",
@@ -44,6 +43,5 @@ PATCHES = (
         upstream="none",
         remove_when="SGLang lets a plugin declare flags.",
         for_plain=False,
-        via="hook_registry",
     ),
 )

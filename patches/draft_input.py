@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_adaptive_spec.activate import Plugin
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 
 
@@ -14,14 +15,23 @@ def _prepare(plugin: Plugin, original: Callable[..., Any], draft_input: Any, arg
     if plugin.engine is None:
         return original(*args, **kwargs)
     batch = kwargs["batch"] if "batch" in kwargs else args[0]
-    return plugin.engine.prepare(batch, lambda: original(*args, **kwargs))
+
+    def prepare() -> Any:
+        prepared = original(*args, **kwargs)
+        plan = plugin.release.plan_of(batch)
+        if plan is not None and plan.mode is Mode.PLAIN:
+            plugin.release.claim(batch)
+        return prepared
+
+    return plugin.engine.prepare(batch, prepare)
 
 
 PATCHES = (
     Patch(
         target="sglang.srt.speculative.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_decode",
+        other_targets=("sglang.srt.speculative.eagle_utils:eagle_prepare_for_decode",),
         wrapper=_prepare,
-        why="Under speculation the draft input allocates; a plain step needs one slot a request.",
+        why="Under speculation this allocates; a plain step needs one slot a request.",
         upstream="none",
         remove_when="The reserve of a decode step is a parameter.",
     ),

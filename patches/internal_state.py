@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,7 @@ def _show(plugin: Plugin, original: Callable[..., Any], scheduler: Any, args: An
 def _change(plugin: Plugin, original: Callable[..., Any], scheduler: Any, args: Any, kwargs: Any) -> Any:
     del scheduler
     request = kwargs["recv_req"] if "recv_req" in kwargs else args[0]
+    request.server_args = _nested(request.server_args)
     if plugin.engine is None or KEY not in request.server_args:
         return original(*args, **kwargs)
     asked = request.server_args[KEY]
@@ -53,13 +55,37 @@ def _change(plugin: Plugin, original: Callable[..., Any], scheduler: Any, args: 
 
 def _refused(why: str) -> Any:
     # What stands in "updated" is all of an answer that reaches the HTTP server's side.
-    return _answer(updated={"error": why}, state={"error": why})
+    return _answer(updated={"error": why} if _says_why() else False, state={"error": why})
 
 
 def _answer(*, updated: bool | dict[str, str], state: dict[str, Any]) -> Any:
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
-    return SetInternalStateReqOutput(updated=updated, server_args={KEY: state})
+    more = {"server_args": {KEY: state}} if _says_why() else {}
+    return SetInternalStateReqOutput(updated=updated, **more)
+
+
+def _says_why() -> bool:
+    """Whether SGLang's answer has a place for more than yes and no, as it had up to 0.5.15."""
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    return "server_args" in inspect.signature(SetInternalStateReqOutput).parameters
+
+
+def _nested(asked: dict[str, Any]) -> dict[str, Any]:
+    """Settings in the form that every release lets through, as one JSON object.
+
+    From 0.5.16 on SGLang takes nothing but numbers by name. So ``adaptive_spec.min_dwell_steps: 4`` stands for a
+    number, and ``adaptive_spec.policy.plain: 1`` for a word.
+    """
+    flat = {name.removeprefix(f"{KEY}."): value for name, value in asked.items() if name.startswith(f"{KEY}.")}
+    if not flat:
+        return asked
+    settings: dict[str, Any] = {}
+    for name, value in flat.items():
+        setting, _, word = name.partition(".")
+        settings[setting] = word or value
+    return {KEY: settings, **{name: value for name, value in asked.items() if not name.startswith(f"{KEY}.")}}
 
 
 def _ask_in_turn(plugin: Plugin, original: Callable[..., Any], manager: Any, args: Any, kwargs: Any) -> Any:

@@ -18,6 +18,10 @@ def _settle(plugin: Plugin, original: Callable[..., Any], req: Any, args: Any, k
 PATCHES = (
     Patch(
         target="sglang.srt.managers.schedule_batch:Req.pop_committed_kv_cache",
+        other_targets=(
+            "sglang.srt.managers.schedule_batch:Req.effective_kv_committed_len",
+            "sglang.srt.managers.schedule_batch:Req.owned_kv_len",
+        ),
         wrapper=_settle,
         why="A request that leaves in a plain phase has a few tokens that the draft has not seen. Cached, they "
         "would lower the acceptance of every later request that shares the prefix; released as over-allocated, "

@@ -8,8 +8,6 @@ from typing import Any
 from sglang_adaptive_spec.activate import Plugin
 from sglang_adaptive_spec.patching import Patch
 
-_DEFINED_IN = "sglang.srt.mem_cache.common:get_alloc_reserve_per_decode"
-
 
 def _reserve(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
     del instance
@@ -21,7 +19,7 @@ def _reserve(plugin: Plugin, original: Callable[..., Any], instance: None, args:
 PATCHES = (
     Patch(
         target="sglang.srt.speculative.eagle_info_v2:get_alloc_reserve_per_decode",
-        defined_in=_DEFINED_IN,
+        other_targets=("sglang.srt.speculative.eagle_utils:get_alloc_reserve_per_decode",),
         wrapper=_reserve,
         why="What preparation allocates: one slot a request for a plain step, SGLang's reserve otherwise.",
         upstream="none",
@@ -29,7 +27,6 @@ PATCHES = (
     ),
     Patch(
         target="sglang.srt.managers.schedule_batch:get_alloc_reserve_per_decode",
-        defined_in=_DEFINED_IN,
         wrapper=_reserve,
         why="What the scheduler reckons with before it retracts: a batch that may run plain needs less.",
         upstream="none",

@@ -8,20 +8,14 @@ from typing import Any
 from sglang_adaptive_spec.activate import Plugin
 from sglang_adaptive_spec.patching import Patch
 
-_NOT_NONE = 1
-
 
 def _leave_open(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
     del instance
     server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
     if server_args.max_running_requests is not None or not plugin.lifts_request_limit:
         return original(*args, **kwargs)
-    # Any number keeps it from 48, and from saying so.
-    server_args.max_running_requests = _NOT_NONE
-    try:
+    with plugin.release.request_limit_open(server_args):
         return original(*args, **kwargs)
-    finally:
-        server_args.max_running_requests = None
 
 
 PATCHES = (

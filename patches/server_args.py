@@ -12,23 +12,20 @@ from sglang_adaptive_spec.patching import Patch
 
 def _check(plugin: Plugin, original: Callable[..., Any], server_args: Any, args: Any, kwargs: Any) -> Any:
     # SGLang drops its own adaptive speculation with a warning where it can't serve it; asked for is asked for.
-    asked_upstream_adaptive = server_args.speculative_adaptive
+    asked = server_args.speculative_adaptive
     resolved = original(*args, **kwargs)
-    kept_upstream_adaptive = server_args.speculative_adaptive
-    server_args.speculative_adaptive = asked_upstream_adaptive
     try:
-        plugin.check(server_args)
+        plugin.check(plugin.release.arguments(server_args, speculative_adaptive=asked))
         plugin.take_limits(server_args)
     except Refusal as refusal:
         refusal.end_process()
-    finally:
-        server_args.speculative_adaptive = kept_upstream_adaptive
     return resolved
 
 
 PATCHES = (
     Patch(
-        target="sglang.srt.server_args:ServerArgs.__post_init__",
+        target="sglang.srt.server_args:ServerArgs.resolve_once",
+        other_targets=("sglang.srt.server_args:ServerArgs.__post_init__",),
         wrapper=_check,
         why="The arguments are resolved here, for launch_server and for sglang.Engine alike.",
         upstream="none",

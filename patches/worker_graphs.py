@@ -23,8 +23,9 @@ def _build(plugin: Plugin, original: Callable[..., Any], worker: Any, args: Any,
         plugin.patch_set.plain_possible = runtime is not None
     except Refusal as refusal:
         refusal.end_process()
-    if worker.tp_rank == 0:
+    if plugin.release.rank(worker) == 0:
         logger.info(plugin.summary(runtime))
+        plugin.remind_of_drift()
     return captured
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,15 +15,20 @@ from typing import Any
 from sglang_adaptive_spec import __version__, calibration
 from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings, read_config_variable
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.patching import PatchSet
+from sglang_adaptive_spec.patching import Patch, PatchSet
 from sglang_adaptive_spec.policies import make_policy
 from sglang_adaptive_spec.releases import lock
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
+from sglang_adaptive_spec.releases.families import load_adapter
+from sglang_adaptive_spec.releases.source import Source
 
 logger = logging.getLogger(__name__)
 
 DRIFT_VARIABLE = "SGLANG_ADAPTIVE_SPEC_ALLOW_DRIFT"
 """Comma-separated functions whose body may differ from the lock file."""
+
+FIRST_RELEASE = "0.5.11"
+"""The first release of SGLang that loads plugins."""
 
 
 @dataclass
@@ -33,17 +38,21 @@ class Plugin:
     Attributes:
         release: The adapter of the installed SGLang.
         sglang_version: The installed SGLang.
+        patches: What is wrapped there.
+        drift: What differs from the lock and is allowed to, by function; told again when the server is ready.
         engine: The scheduler process's engine; None while this process speculates nothing.
     """
 
     release: Release
     sglang_version: str
+    patches: tuple[Patch, ...] = ()
+    drift: Mapping[str, str] = field(default_factory=dict)
     engine: Any = None
 
     @cached_property
     def patch_set(self) -> PatchSet:
         """The patches on this process's SGLang."""
-        return PatchSet(self, self.release.patches)
+        return PatchSet(self, self.patches)
 
     def check(self, server_args: Any) -> None:
         """Refuse arguments that can't be served, before anything is started.
@@ -61,6 +70,8 @@ class Plugin:
                 "Add --speculative-algorithm and a draft model, or drop the plugin's settings "
                 f"(flags or {CONFIG_VARIABLE}).",
             )
+        # Here, too: what replaced the engine's own start in the scheduler would go unnoticed there.
+        self.patch_set.verify()
         settings = Settings.from_mapping(asked or {})
         self.release.preflight(server_args, settings)
         self.patch_set.plain_possible = make_policy(settings).needs_plain
@@ -123,6 +134,13 @@ class Plugin:
             "wrapped"
         )
 
+    def remind_of_drift(self) -> None:
+        """Say once more, in a started scheduler's log, what was allowed to differ."""
+        if self.drift:
+            logger.warning(
+                "adaptive-spec: serving on a changed SGLang, as %s allows: %s", DRIFT_VARIABLE, _list(self.drift)
+            )
+
 
 _plugin: Plugin | None = None
 
@@ -136,12 +154,19 @@ def activate() -> Plugin:
     global _plugin
     if _plugin is None:
         installed = installed_sglang()
-        release = release_for(installed)
-        check_lock(installed)
-        plugin = Plugin(release, installed)
+        locked = lock_for(installed)
+        drift = check_lock(installed)
+        release = load_adapter(locked.adapter)
+        plugin = Plugin(release, installed, placed_patches(release, locked), drift)
         plugin.patch_set.apply()
         _plugin = plugin
     return _plugin
+
+
+def placed_patches(release: Release, locked: lock.Lock) -> tuple[Patch, ...]:
+    """The patches of an adapter on the targets that a release has."""
+    placed = (patch.placed(locked.targets.get) for patch in release.patches)
+    return tuple(patch for patch in placed if patch)
 
 
 def installed_sglang() -> str:
@@ -160,56 +185,67 @@ def installed_sglang() -> str:
         ) from None
 
 
+def lock_for(installed: str) -> lock.Lock:
+    """The lock of a version of SGLang.
+
+    Raises:
+        Refusal: there is none, so this plugin does not serve it.
+    """
+    try:
+        return lock.read_lock(installed)
+    except FileNotFoundError:
+        raise Refusal(
+            f"SGLang {installed} is installed, which this plugin has not been proven on.",
+            "SGLang rewrites the functions this plugin wraps in nearly every release; on an unknown one it could "
+            "corrupt the KV cache.",
+            f"Install a served release ({', '.join(lock.locked_releases())}), or unset SGLANG_ADAPTIVE_SPEC.",
+        ) from None
+
+
 def release_for(installed: str) -> Release:
     """The adapter that serves a version of SGLang.
 
     Raises:
         Refusal: none does.
     """
-    from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
-
-    adapters: tuple[Release, ...] = (Sglang0514(),)
-    for adapter in adapters:
-        if installed in adapter.names:
-            return adapter
-    served = ", ".join(name for adapter in adapters for name in adapter.names)
-    raise Refusal(
-        f"SGLang {installed} is installed, which this plugin has not been proven on.",
-        "SGLang rewrites the functions this plugin wraps in nearly every release; on an unknown one it could "
-        "corrupt the KV cache.",
-        f"Install a served release ({served}), or unset SGLANG_ADAPTIVE_SPEC.",
-    )
+    return load_adapter(lock_for(installed).adapter)
 
 
-def locked_functions(installed: str) -> tuple[str, ...]:
-    """Every function that the lock of a release describes, as ``module:qualified.name``."""
-    release = release_for(installed)
-    return (*(patch.source for patch in release.patches), *release.relies_on)
-
-
-def check_lock(installed: str, root: Path | None = None) -> None:
+def check_lock(installed: str, root: Path | None = None) -> dict[str, str]:
     """Compare the installed source with the lock file of its release.
 
     Args:
         installed: The version of SGLang.
-        root: The folder that contains the ``sglang`` package; found by itself unless given.
+        root: The folder that contains the ``sglang`` package, or a wheel; the installed one unless given.
+
+    Returns:
+        What differs although it was allowed to, by function.
 
     Raises:
-        Refusal: a function that is wrapped or relied on has changed.
+        Refusal: a function that is wrapped or relied on has changed, or an attribute that is read is gone.
     """
-    locked = lock.read_lock(installed)
-    changes = lock.drifted(locked, lock.describe(root or _sglang_root(), locked))
+    changes = lock.drifted(lock_for(installed), Source(root or installed_root()))
     allowed = {name.strip() for name in os.environ.get(DRIFT_VARIABLE, "").split(",") if name.strip()}
     refused = {name: change for name, change in changes.items() if not _may_drift(name, change, allowed)}
     if refused:
         raise Refusal(
             f"SGLang {installed} differs from what this plugin was proven on: {_list(refused)}.",
-            "The plugin wraps or relies on these functions, and what it assumes of them may no longer hold.",
-            f"Reinstall SGLang {installed} unmodified. If you changed a body yourself and know it to be "
-            f"compatible, set {DRIFT_VARIABLE}={','.join(refused)}.",
+            "The plugin wraps, relies on or reads these, and what it assumes of them may no longer hold.",
+            _remedy(installed, refused),
         )
     if changes:
         logger.warning("adaptive-spec: running on a changed SGLang, as %s allows: %s", DRIFT_VARIABLE, _list(changes))
+    return changes
+
+
+def _remedy(installed: str, refused: Mapping[str, str]) -> str:
+    reinstall = f"Reinstall SGLang {installed} unmodified."
+    if set(refused.values()) != {"body"}:
+        return reinstall
+    return (
+        f"{reinstall} If you changed a body yourself and know it to be compatible, set "
+        f"{DRIFT_VARIABLE}={','.join(refused)}."
+    )
 
 
 def _may_drift(name: str, change: str, allowed: set[str]) -> bool:
@@ -220,7 +256,8 @@ def _list(changes: Mapping[str, str]) -> str:
     return ", ".join(f"{name} ({change})" for name, change in sorted(changes.items()))
 
 
-def _sglang_root() -> Path:
+def installed_root() -> Path:
+    """The folder that contains the installed ``sglang`` package."""
     spec = find_spec("sglang")
     assert spec is not None, "its metadata is installed"
     assert spec.submodule_search_locations is not None

@@ -1,22 +1,25 @@
 """Declare, apply, verify and revert the patches on SGLang.
 
-Instance methods and module functions are wrapped with wrapt when SGLang imports their module. Static and
-class methods go through SGLang's own ``HookRegistry``: a wrapt wrapper there is lost without a word when
-another plugin hooks the same target.
+Methods and module functions are wrapped with wrapt when SGLang imports their module. A static or class method becomes
+another static or class method instead: SGLang's own hook registry takes the function out of such a one, and a wrapt
+wrapper around it would be lost without a word when another plugin hooks the same target.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import wrapt
 
 from sglang_adaptive_spec.errors import Refusal
+from sglang_adaptive_spec.other_plugins import replaced_by, replaces
 
 Wrapper = Callable[..., Any]
 """``wrapper(owner, wrapped, instance, args, kwargs)``: wrapt's shape behind the object that owns the patch."""
@@ -32,8 +35,8 @@ class Patch:
         why: What it is for.
         upstream: SGLang's issue or pull request that would make it unnecessary, or "none".
         remove_when: When to delete it.
-        defined_in: Where the function is written, if ``target`` is a name imported from there.
-        via: The mechanism that applies it.
+        other_targets: Where other releases have it; the first of all that a release has is wrapped.
+        origin: Where the function is written, once that is known; ``target`` may be a name imported from there.
         required: Whether a server must not start without it.
         for_plain: Whether it does anything only on a server that can take plain steps; on any other it is off.
     """
@@ -43,8 +46,8 @@ class Patch:
     why: str
     upstream: str
     remove_when: str
-    defined_in: str | None = None
-    via: Literal["wrapt", "hook_registry"] = "wrapt"
+    other_targets: tuple[str, ...] = ()
+    origin: str | None = None
     required: bool = True
     for_plain: bool = True
 
@@ -59,7 +62,18 @@ class Patch:
     @property
     def source(self) -> str:
         """``module:qualified.name`` of the function as written, the one the lock file describes."""
-        return self.defined_in or self.target
+        return self.origin or self.target
+
+    def placed(self, origin_of: Callable[[str], str | None]) -> Patch | None:
+        """This patch on the target that a release has; None if it has none of them.
+
+        Args:
+            origin_of: Maps a target to where its function is written, or to None where there is no such target.
+        """
+        for target in (self.target, *self.other_targets):
+            if origin := origin_of(target):
+                return replace(self, target=target, origin=origin)
+        return None
 
 
 @dataclass
@@ -78,7 +92,6 @@ class PatchSet:
     enabled: bool = True
     plain_possible: bool = True
     _applied: dict[str, Any] = field(default_factory=dict)
-    _hooked: list[str] = field(default_factory=list)
     _registered: bool = False
 
     def apply(self) -> None:
@@ -87,39 +100,44 @@ class PatchSet:
             return
         self._registered = True
         for patch in self.patches:
-            if patch.via == "hook_registry":
-                self._register_hook(patch)
-            else:
-                wrapt.register_post_import_hook(partial(self._wrap, patch), patch.module)
+            wrapt.register_post_import_hook(partial(self._wrap, patch), patch.module)
 
     def _is_on(self, patch: Patch) -> bool:
         return self.enabled and (self.plain_possible or not patch.for_plain)
 
     def _wrap(self, patch: Patch, module: Any) -> None:
-        wrapper = partial(patch.wrapper, self.owner)
-        # Positional on purpose: wrapt 2 renamed the keyword parameters.
-        self._applied[patch.target] = wrapt.wrap_object(
-            module, patch.name, wrapt.FunctionWrapper, (wrapper, partial(self._is_on, patch))
-        )
+        parent, attribute, current = _resolve(patch, module)
+        if isinstance(current, (staticmethod, classmethod)):
+            mine = self._wrap_unbound(patch, current)
+            setattr(parent, attribute, mine)
+        else:
+            wrapper = partial(patch.wrapper, self.owner)
+            # Positional on purpose: wrapt 2 renamed the keyword parameters.
+            mine = wrapt.wrap_object(module, patch.name, wrapt.FunctionWrapper, (wrapper, partial(self._is_on, patch)))
+        self._applied[patch.target] = mine
 
-    def _register_hook(self, patch: Patch) -> None:
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    def _wrap_unbound(self, patch: Patch, current: Any) -> Any:
+        """Another static or class method around one, or around another plugin's wrapper of one."""
+        takes_class = isinstance(current, classmethod)
 
-        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(current.__func__)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            cls, args = (args[0], args[1:]) if takes_class else (object, args)
+            original = current.__get__(None, cls)
             if not self._is_on(patch):
                 return original(*args, **kwargs)
             return patch.wrapper(self.owner, original, None, args, kwargs)
 
-        HookRegistry.register(f"{patch.module}.{patch.name}", around, HookType.AROUND)
-        self._hooked.append(patch.target)
+        around.__wrapped__ = current
+        return classmethod(around) if takes_class else staticmethod(around)
 
     @property
     def applied(self) -> tuple[str, ...]:
         """Targets wrapped so far in this process."""
-        return (*self._hooked, *self._applied)
+        return tuple(self._applied)
 
     def verify(self) -> None:
-        """Check that each required wrapt patch whose module is imported is still in its target's chain.
+        """Check that each required patch whose module is imported is still in its target's chain.
 
         Raises:
             Refusal: something replaced a target after we wrapped it.
@@ -127,22 +145,32 @@ class PatchSet:
         lost = [
             patch.target
             for patch in self.patches
-            if patch.required and patch.via == "wrapt" and patch.module in sys.modules and not self._in_chain(patch)
+            if patch.required and patch.module in sys.modules and not self.in_chain(patch)
         ]
-        if lost:
-            raise Refusal(
-                f"{', '.join(lost)} no longer runs through this plugin.",
-                "Another plugin replaced it after it was wrapped, so the mode would be decided in one place "
-                "and ignored in another.",
-                "Set SGLANG_PLUGINS to the plugins you need, or let the other plugin wrap instead of replace.",
-            )
+        if not lost:
+            return
+        culprits = {target: replaced_by(target) for target in lost}
+        raise Refusal(
+            f"{', '.join(lost)} no longer runs through this plugin.",
+            "Another plugin replaced it, so the mode would be decided in one place and ignored in another."
+            + "".join(f" {target}: {culprit}." for target, culprit in culprits.items() if culprit),
+            "Set SGLANG_PLUGINS to the plugins you need, or let the other plugin wrap instead of replace.",
+        )
 
-    def _in_chain(self, patch: Patch) -> bool:
+    def in_chain(self, patch: Patch) -> bool:
+        """Whether this plugin's wrapper of a target runs when SGLang calls it."""
         mine = self._applied.get(patch.target)
         if mine is None:
             return False
-        # A hook that took the method from its class holds a bound stand-in, which knows whose it is.
-        return any(link is mine or getattr(link, "_self_parent", None) is mine for link in _chain(_lookup(patch)))
+        # A hook that took the method from its class holds a bound stand-in, which knows whose it is; one that took
+        # a static or class method holds the function in it.
+        function = getattr(mine, "__func__", mine)
+        for link in chain(patch):
+            if link is mine or link is function or getattr(link, "_self_parent", None) is mine:
+                return True
+            if replaces(link):
+                return False
+        return False
 
     def revert(self) -> tuple[str, ...]:
         """Unwrap what nobody wrapped over, and switch off the rest in place.
@@ -151,36 +179,35 @@ class PatchSet:
             The targets that stay wrapped (switched off).
         """
         self.enabled = False
-        left = [*self._hooked]
+        left = []
         for patch in self.patches:
             mine = self._applied.get(patch.target)
             if mine is None:
                 continue
             parent, attribute, current = _resolve(patch)
             if current is mine:
-                setattr(parent, attribute, mine.__wrapped__)
+                setattr(parent, attribute, getattr(mine, "__func__", mine).__wrapped__)
                 del self._applied[patch.target]
             else:
                 left.append(patch.target)
         return tuple(left)
 
 
-def _resolve(patch: Patch) -> tuple[Any, str, Any]:
-    parent: Any = importlib.import_module(patch.module)
-    *path, attribute = patch.name.split(".")
-    for name in path:
-        parent = getattr(parent, name)
-    # vars() instead of getattr(): a function wrapper is a descriptor, and binding it makes a new object.
-    return parent, attribute, vars(parent).get(attribute)
-
-
-def _lookup(patch: Patch) -> Any:
-    return _resolve(patch)[2]
-
-
-def _chain(function: Any) -> Iterable[Any]:
+def chain(patch: Patch) -> Iterator[Any]:
+    """What runs when SGLang calls a target, the outermost first, as far as each says what it wraps."""
+    function = _resolve(patch)[2]
     seen = 0
     while function is not None and seen < 100:
         yield function
         function = getattr(function, "__wrapped__", None)
         seen += 1
+
+
+def _resolve(patch: Patch, module: Any = None) -> tuple[Any, str, Any]:
+    parent: Any = module or importlib.import_module(patch.module)
+    *path, attribute = patch.name.split(".")
+    for name in path:
+        parent = getattr(parent, name)
+    # Not getattr(): a function wrapper is a descriptor, and binding it makes a new object. Through the bases, since
+    # another plugin may have put a subclass in the class's place.
+    return parent, attribute, inspect.getattr_static(parent, attribute, None)

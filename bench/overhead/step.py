@@ -43,7 +43,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from bench import models
 from bench.modes import SPECULATION
-from sglang_adaptive_spec.activate import Plugin, installed_sglang
+from sglang_adaptive_spec.activate import Plugin, installed_sglang, lock_for, placed_patches
 from sglang_adaptive_spec.config import CONFIG_VARIABLE
 from sglang_adaptive_spec.engine.hidden_ring import HiddenRing
 from sglang_adaptive_spec.modes import Mode
@@ -211,7 +211,8 @@ def hooked(case: Case, steps: DecodeSteps) -> Iterator[Plugin | None]:
         return
     settings = json.dumps(dict(case.settings)) if case.settings is not None else ""
     with mock.patch.dict(os.environ, {CONFIG_VARIABLE: settings}):
-        plugin = Plugin(WithoutModel(shapes_forward=case.shapes_forward), installed_sglang())
+        release = WithoutModel(shapes_forward=case.shapes_forward)
+        plugin = Plugin(release, installed_sglang(), placed_patches(release, lock_for(installed_sglang())))
         plugin.patch_set.apply()
         try:
             arguments = steps.worker.server_args

@@ -53,16 +53,26 @@ class Release(Protocol):
     """The border to SGLang: its layout is known to the implementations of this, and to ``patches/``."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The releases this adapter serves, as in ``sglang.__version__``."""
-
-    @property
     def patches(self) -> tuple[Patch, ...]:
-        """The patches to apply."""
+        """The patches to apply, each where the release has its target."""
 
     @property
     def relies_on(self) -> tuple[str, ...]:
-        """Functions called or reckoned with, beside the patched ones, as ``module:qualified.name``."""
+        """Functions called or reckoned with, beside the patched ones; see ``reads.py``."""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What is read or set beside functions; see ``reads.py``."""
+
+    def arguments(self, server_args: Any, **as_asked: Any) -> Any:
+        """The server's arguments as resolved, for :meth:`preflight`.
+
+        Args:
+            as_asked: What SGLang has resolved to something else, as the user asked for it.
+        """
+
+    def request_limit_open(self, server_args: Any) -> AbstractContextManager[Any]:
+        """Keep SGLang, while it resolves arguments, from limiting the running requests because it speculates."""
 
     def preflight(self, server_args: Any, settings: Settings) -> None:
         """Refuse a server that can't be served right.
@@ -119,6 +129,12 @@ class Release(Protocol):
 
     def plan_of(self, batch: Any) -> StepPlan | None:
         """The plan on a decode batch; None on any other."""
+
+    def prepare_decode(self, batch: Any) -> None:
+        """Let SGLang prepare a decode batch as it does by itself."""
+
+    def claim(self, batch: Any) -> None:
+        """Count a prepared plain step's token as committed, as SGLang does on a server without speculation."""
 
     def mean_context_tokens(self, batch: Any) -> int:
         """About how long the batch's requests are, from what the host knows; equal on every rank."""

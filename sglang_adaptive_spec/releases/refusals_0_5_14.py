@@ -13,7 +13,7 @@ _SERVED_ALGORITHMS = ("EAGLE", "EAGLE3")
 
 
 @dataclass(frozen=True)
-class _Unserved:
+class Unserved:
     """One feature of SGLang that plain and speculative steps are not yet proven to share."""
 
     flag: str
@@ -22,53 +22,56 @@ class _Unserved:
     remedy: str = "Drop the flag, or start without this plugin."
 
 
-_NOT_PROVEN = "Switching modes under it has not been proven, and a wrong token is worse than a slow one."
+NOT_PROVEN = "Switching modes under it has not been proven, and a wrong token is worse than a slow one."
 
-_UNSERVED = (
-    _Unserved(
+UNSERVED = (
+    Unserved(
         "--speculative-adaptive",
         lambda a: a.speculative_adaptive,
         "SGLang's own adaptive speculation changes the draft width under way; two controllers would fight "
         "over the same graphs.",
         "Drop --speculative-adaptive: this plugin takes its place.",
     ),
-    _Unserved(
+    Unserved(
         "--enable-multi-layer-eagle",
         lambda a: a.enable_multi_layer_eagle,
         "It runs another worker, with one draft KV cache a layer to keep true.",
     ),
-    _Unserved(
+    Unserved(
         "--tp-size above 1 on GPUs",
         lambda a: a.tp_size > 1 and a.device != "cpu",
         "That all ranks switch at the same step is proven on CPU ranks, but not on several GPUs yet.",
         "Use one GPU a server, or start without this plugin.",
     ),
-    _Unserved("--pp-size above 1", lambda a: a.pp_size > 1, "SGLang does not speculate with pipeline stages."),
-    _Unserved(
+    Unserved("--pp-size above 1", lambda a: a.pp_size > 1, "SGLang does not speculate with pipeline stages."),
+    Unserved(
         "--enable-dp-attention",
         lambda a: a.enable_dp_attention,
         "Its ranks step together, so they would have to agree on the mode at every step.",
     ),
-    _Unserved("--dp-size above 1", lambda a: a.dp_size > 1, _NOT_PROVEN, "Start one server a replica."),
-    _Unserved(
+    Unserved("--dp-size above 1", lambda a: a.dp_size > 1, NOT_PROVEN, "Start one server a replica."),
+    Unserved(
         "--disaggregation-mode",
         lambda a: a.disaggregation_mode != "null",
         "Decode batches are built elsewhere there, past the point where the mode is decided.",
     ),
-    _Unserved("--enable-two-batch-overlap", lambda a: a.enable_two_batch_overlap, _NOT_PROVEN),
-    _Unserved("--enable-pdmux", lambda a: a.enable_pdmux, _NOT_PROVEN),
-    _Unserved("--enable-hisparse", lambda a: a.enable_hisparse, _NOT_PROVEN),
-    _Unserved("--enable-hierarchical-cache", lambda a: a.enable_hierarchical_cache, _NOT_PROVEN),
-    _Unserved("--enable-streaming-session", lambda a: a.enable_streaming_session, _NOT_PROVEN),
-    _Unserved("--enable-lora", lambda a: bool(a.enable_lora or a.lora_paths), _NOT_PROVEN),
-    _Unserved("--enable-torch-compile", lambda a: a.enable_torch_compile, _NOT_PROVEN),
-    _Unserved("--enable-memory-saver", lambda a: a.enable_memory_saver, _NOT_PROVEN),
-    _Unserved("--speculative-use-rejection-sampling", lambda a: a.speculative_use_rejection_sampling, _NOT_PROVEN),
+    Unserved("--enable-two-batch-overlap", lambda a: a.enable_two_batch_overlap, NOT_PROVEN),
+    Unserved("--enable-pdmux", lambda a: a.enable_pdmux, NOT_PROVEN),
+    Unserved("--enable-hisparse", lambda a: a.enable_hisparse, NOT_PROVEN),
+    Unserved("--enable-hierarchical-cache", lambda a: a.enable_hierarchical_cache, NOT_PROVEN),
+    Unserved("--enable-streaming-session", lambda a: a.enable_streaming_session, NOT_PROVEN),
+    Unserved("--enable-lora", lambda a: bool(a.enable_lora or a.lora_paths), NOT_PROVEN),
+    Unserved("--enable-torch-compile", lambda a: a.enable_torch_compile, NOT_PROVEN),
+    Unserved("--enable-memory-saver", lambda a: a.enable_memory_saver, NOT_PROVEN),
+    Unserved("--speculative-use-rejection-sampling", lambda a: a.speculative_use_rejection_sampling, NOT_PROVEN),
 )
 
 
-def refuse_unserved(server_args: Any, settings: Settings) -> None:
+def refuse_unserved(server_args: Any, settings: Settings, unserved: tuple[Unserved, ...] = UNSERVED) -> None:
     """Refuse what is not served.
+
+    Args:
+        unserved: The features of the release that are not.
 
     Raises:
         Refusal: naming every unserved flag, so that one start shows all of them.
@@ -84,7 +87,7 @@ def refuse_unserved(server_args: Any, settings: Settings) -> None:
     decode_graphs = server_args.cuda_graph_config.decode
     sizes = () if decode_graphs.backend == "disabled" else tuple(decode_graphs.bs or ())
     refuse_unreachable(settings, server_args.max_running_requests, sizes)
-    found = [feature for feature in _UNSERVED if feature.asked(server_args)]
+    found = [feature for feature in unserved if feature.asked(server_args)]
     found += _unserved_models(server_args)
     found += _unserved_hidden_states(server_args, settings)
     if len(found) == 1:
@@ -126,11 +129,11 @@ def refuse_unreachable(settings: Settings, most_requests: int | None, spec_graph
         )
 
 
-def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[_Unserved]:
+def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[Unserved]:
     if not server_args.enable_return_hidden_states or server_args.speculative_algorithm != "EAGLE3":
         return
     if settings.policy not in ("spec", "plain"):
-        yield _Unserved(
+        yield Unserved(
             "--enable-return-hidden-states with EAGLE3 and a policy that switches",
             lambda _: True,
             "SGLang's EAGLE3 steps return the draft's auxiliary states, plain ones the model's last: one "
@@ -139,14 +142,14 @@ def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[_U
         )
 
 
-def _unserved_models(server_args: Any) -> Iterator[_Unserved]:
+def _unserved_models(server_args: Any) -> Iterator[Unserved]:
     model = server_args.get_model_config()
     remedy = "Start this model without the plugin."
     if model.is_multimodal and server_args.enable_multimodal is not False:
-        yield _Unserved("a multimodal model", lambda _: True, _NOT_PROVEN, remedy)
+        yield Unserved("a multimodal model", lambda _: True, NOT_PROVEN, remedy)
     if model.is_hybrid_swa:
-        yield _Unserved("a model with sliding-window layers", lambda _: True, _NOT_PROVEN, remedy)
+        yield Unserved("a model with sliding-window layers", lambda _: True, NOT_PROVEN, remedy)
     if model.is_encoder_decoder:
-        yield _Unserved("an encoder-decoder model", lambda _: True, _NOT_PROVEN, remedy)
+        yield Unserved("an encoder-decoder model", lambda _: True, NOT_PROVEN, remedy)
     if model.attention_arch.name == "MLA":
-        yield _Unserved("a model with latent attention (MLA)", lambda _: True, _NOT_PROVEN, remedy)
+        yield Unserved("a model with latent attention (MLA)", lambda _: True, NOT_PROVEN, remedy)

@@ -12,12 +12,12 @@ import torch
 from sglang_adaptive_spec import __version__
 
 
-def describe_setup(worker: Any) -> dict[str, Any]:
-    """The setup of a started worker, by name.
+def describe_setup(worker: Any, arguments: Any) -> dict[str, Any]:
+    """The setup of a started worker with its resolved arguments, by name.
 
     The models count by their configuration, not their path or weights: those do not change what a step takes.
     """
-    arguments, target = worker.server_args, worker.target_worker.model_runner
+    target = worker.target_worker.model_runner
     draft = worker.draft_worker.draft_runner
     return {
         "model": _digest(target.model_config.hf_config),

@@ -21,9 +21,33 @@ from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
+from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
 from sglang_adaptive_spec.releases.keys_only import KeysOnlyBackend, KeysWritten, attention_layers
-from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
+from sglang_adaptive_spec.releases.reads import (
+    ARGUMENT_METHODS,
+    ARGUMENTS,
+    BATCH,
+    DRAFT_INPUT,
+    DRAFT_WORKER,
+    GRAPH_SIZES,
+    READS,
+    RECAPTURES,
+    RELIES_ON,
+    REQUEST,
+    RUNNER,
+    SAVED_POOL,
+    SERVER_ARGUMENTS,
+    SET_STATE_OUTPUT,
+    WORKER,
+    attributes,
+)
+from sglang_adaptive_spec.releases.refusals_0_5_14 import (
+    UNSERVED,
+    Unserved,
+    refuse_unreachable,
+    refuse_unserved,
+)
 from sglang_adaptive_spec.releases.setup_0_5_14 import describe_setup
 from sglang_adaptive_spec.releases.step_bench_0_5_14 import idle_batch
 from sglang_adaptive_spec.request_steps import VerifySteps
@@ -36,13 +60,20 @@ _PLAIN_GRAPH_SIZES = "adaptive_spec_plain_graph_sizes"
 _PLAIN_STEPS = "adaptive_spec_plain_steps"
 _output_ids = attrgetter("output_ids")
 
+_READ_DONE = "shared_read_done_event"
+
 _LOGITS_BYTES = 2**30
 _BYTES_A_LOGIT = 6  # in the model's 16 bits, and once more in float32
 
-_RESULT_PROCESSOR = "sglang.srt.managers.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
+SPECULATION_OFF: dict[str, Any] = {
+    "speculative_algorithm": None,
+    "speculative_eagle_topk": None,
+    "speculative_num_draft_tokens": None,
+    "speculative_num_steps": None,
+}
 
 # What a plain step or a catch-up changes on the batch, restored before anything else looks at it.
-_STEP_FIELDS = (
+STEP_FIELDS = (
     "capture_hidden_mode",
     "extend_lens",
     "extend_num_tokens",
@@ -81,68 +112,29 @@ class DraftSync:
 class Sglang0514:
     """The adapter for 0.5.14."""
 
-    names = ("0.5.14",)
-    relies_on = (
-        "sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast_object",
-        "sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extras",
-        "sglang.srt.managers.overlap_utils:FutureMap.publish",
-        "sglang.srt.managers.overlap_utils:FutureMap.stash",
-        "sglang.srt.managers.overlap_utils:decide_needs_cpu_seq_lens",
-        "sglang.srt.managers.overlap_utils:resolve_forward_inputs",
-        "sglang.srt.managers.schedule_batch:ScheduleBatch.check_decode_mem",
-        "sglang.srt.managers.schedule_batch:ScheduleBatch.copy",
-        "sglang.srt.managers.schedule_batch:ScheduleBatch.filter_batch",
-        "sglang.srt.managers.schedule_batch:ScheduleBatch.init_new",
-        "sglang.srt.managers.schedule_batch:ScheduleBatch.merge_batch",
-        "sglang.srt.managers.schedule_batch:ScheduleBatch.new_tokens_required_next_decode",
-        "sglang.srt.managers.schedule_batch:ScheduleBatch._new_tokens_required_next_decode_spec_v2",
-        "sglang.srt.managers.schedule_batch:Req.__init__",
-        "sglang.srt.managers.schedule_batch:Req._cache_commit_len",
-        "sglang.srt.managers.schedule_batch:Req.pop_overallocated_kv_cache",
-        "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier",
-        "sglang.srt.managers.scheduler:Scheduler._forward_isolation",
-        "sglang.srt.managers.scheduler:Scheduler.event_loop_normal",
-        "sglang.srt.managers.scheduler:Scheduler.event_loop_overlap",
-        "sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch",
-        "sglang.srt.managers.scheduler:Scheduler.run_batch",
-        "sglang.srt.managers.scheduler:Scheduler.update_running_batch",
-        f"{_RESULT_PROCESSOR}._apply_decode_logprobs",
-        f"{_RESULT_PROCESSOR}._normalize_decode_outputs",
-        f"{_RESULT_PROCESSOR}._resolve_spec_v2_tokens",
-        "sglang.srt.managers.scheduler_components.output_streamer:_GenerationStreamAccumulator.accept",
-        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-        "sglang.srt.layers.radix_attention:RadixAttention.forward",
-        "sglang.srt.managers.utils:GenerationBatchResult.copy_to_cpu",
-        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.backup_state",
-        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.restore_state",
-        "sglang.srt.mem_cache.common:alloc_paged_token_slots_extend",
-        "sglang.srt.mem_cache.common:alloc_token_slots",
-        "sglang.srt.mem_cache.common:get_alloc_len_per_decode",
-        "sglang.srt.mem_cache.common:release_kv_cache",
-        "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
-        "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer",
-        "sglang.srt.model_executor.model_runner:ModelRunner._forward_raw",
-        "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+    unserved: tuple[Unserved, ...] = UNSERVED
+    step_fields: tuple[str, ...] = STEP_FIELDS
+    reads: tuple[str, ...] = attributes(
+        READS,
+        {
+            ARGUMENTS: f"{SERVER_ARGUMENTS} {ARGUMENT_METHODS} _cuda_graph_config_locked",
+            BATCH: "capture_hidden_mode",
+            REQUEST: "kv_committed_len req_pool_idx",
+            SET_STATE_OUTPUT: "server_args",
+            RUNNER: "mambaish_config tp_group war_fastpath_read_done_event",
+            WORKER: "req_to_token_pool tp_rank",
+            DRAFT_INPUT: "dtype_for hidden_size_for",
+            DRAFT_WORKER: "draft_tp_context",
+        },
+    )
+    relies_on: tuple[str, ...] = (
+        *RELIES_ON,
+        RECAPTURES,
+        *GRAPH_SIZES,
+        *SAVED_POOL,
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
-        "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture",
-        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.__init__",
-        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.can_run_graph",
-        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.execute",
-        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.load_batch",
-        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner.recapture_if_needed",
-        "sglang.srt.model_executor.runner.eager_runner:EagerRunner.__init__",
-        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch",
-        "sglang.srt.server_args:ServerArgs._generate_decode_cuda_graph_batch_sizes",
-        "sglang.srt.server_args:ServerArgs._parse_cuda_graph_config",
-        "sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft",
-        "sglang.srt.speculative.base_spec_worker:EagleDraftWorkerBase.prepare_for_draft_extend",
-        "sglang.srt.speculative.eagle_info:EagleDraftInput.filter_batch",
-        "sglang.srt.speculative.eagle_info:EagleDraftInput.merge_batch",
-        "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._override_worker_state",
-        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
-        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker.init_attention_backend",
-        "sglang.srt.utils.device_timer:DeviceTimer._report",
-        "sglang.srt.utils.device_timer:DeviceTimer.wrap",
+        f"{REQUEST}._cache_commit_len",
+        f"{REQUEST}.pop_overallocated_kv_cache",
     )
 
     @property
@@ -151,15 +143,22 @@ class Sglang0514:
         patches: tuple[Patch, ...] = importlib.import_module("sglang_adaptive_spec.patches").PATCHES
         return patches
 
+    def arguments(self, server_args: Any, **as_asked: Any) -> Any:
+        return Arguments(server_args, as_asked)
+
     def preflight(self, server_args: Any, settings: Settings) -> None:
-        refuse_unserved(server_args, settings)
+        refuse_unserved(server_args, settings, self.unserved)
+
+    def request_limit_open(self, server_args: Any) -> AbstractContextManager[Any]:
+        # Any number keeps it from 48, and from saying so.
+        return swapped(server_args, max_running_requests=1)
 
     def take_limits(self, server_args: Any, most_spec_requests: int | None) -> None:
         config = server_args.cuda_graph_config.decode
         # SGLang's own account of what the user gave.
         if ("decode", "bs") in server_args._cuda_graph_config_locked or not config.bs or config.max_bs is None:
             return
-        with _swapped(server_args, speculative_algorithm=None):
+        with swapped(server_args, speculative_algorithm=None):
             plain_sizes = server_args._generate_decode_cuda_graph_batch_sizes(config.max_bs)
         # No declared field, and still carried to the scheduler's process.
         setattr(server_args, _PLAIN_GRAPH_SIZES, plain_sizes)
@@ -205,19 +204,25 @@ class Sglang0514:
         plan: StepPlan | None = getattr(batch, _PLAN, None)
         return plan
 
+    def prepare_decode(self, batch: Any) -> None:
+        batch.spec_info.prepare_for_decode(batch)
+
+    def claim(self, batch: Any) -> None:
+        """Preparation has claimed the slot of the step, as it does without speculation."""
+
     def host_seq_lens(self, batch: Any) -> Any:
         # Preparation has already claimed the slot of this step, hence the -1.
         # By way of numpy, which reads a list of numbers in a third of torch's time.
-        return torch.from_numpy(np.array([req.kv_committed_len - 1 for req in batch.reqs], dtype=np.int64))
+        return torch.from_numpy(np.array(self._committed(batch), dtype=np.int64) - 1)
 
     def mean_context_tokens(self, batch: Any) -> int:
         lengths = batch.seq_lens_cpu
         if lengths is not None and len(lengths) == len(batch.reqs):
             return int(lengths.sum()) // max(1, len(lengths))
-        return int(sum(req.kv_committed_len for req in batch.reqs)) // max(1, len(batch.reqs))
+        return int(sum(self._committed(batch))) // max(1, len(batch.reqs))
 
     def most_accepted_tokens(self, server_args: Any) -> int:
-        return int(server_args.speculative_num_steps) + 1
+        return int(self.arguments(server_args).speculative_num_steps) + 1
 
     def spec_fits(self, batch: Any) -> bool:
         allocator = batch.token_to_kv_pool_allocator
@@ -247,7 +252,7 @@ class Sglang0514:
                 "It plans the draft's forwards on a stream of their own, unordered with what waits for the draft.",
                 "Unset it, or start without this plugin.",
             )
-        if worker.target_worker.model_runner.mambaish_config is not None:
+        if self._is_recurrent(worker.target_worker.model_runner):
             raise Refusal(
                 "A model with state-space or linear-attention layers is not served.",
                 "Its recurrent states would have to follow every change of mode, which is not built yet.",
@@ -280,7 +285,7 @@ class Sglang0514:
         runner = worker.target_worker.model_runner
         live = runner.attn_backend
         with ExitStack() as stack:
-            stack.enter_context(_without_speculation(runner, capture_hidden=capture_hidden))
+            stack.enter_context(self._without_speculation(runner, capture_hidden=capture_hidden))
             if not capture_hidden:
                 stack.enter_context(_without_aux_capture(runner.model))
             new_workspace = runner.init_new_workspace
@@ -293,36 +298,35 @@ class Sglang0514:
             backend.decode_attention_backend_str = live.decode_attention_backend_str
             if not isinstance(runner.decode_cuda_graph_runner, DecodeCudaGraphRunner):
                 return backend, runner.decode_cuda_graph_runner, ()
-            config = runner.server_args.cuda_graph_config.decode
+            config = self._decode_graph_config(runner)
             plain_sizes = getattr(runner.server_args, _PLAIN_GRAPH_SIZES, config.bs)
-            stack.enter_context(_swapped(config, bs=plain_sizes))
+            stack.enter_context(swapped(config, bs=plain_sizes))
             graphs = DecodeCudaGraphRunner(runner, attn_backend=backend)
             return backend, graphs, tuple(graphs.capture_bs)
 
     def _build_draft_sync(self, worker: Any, catch_up_tokens: int) -> DraftSync:
-        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
-
         draft = worker.draft_worker
         # A chain's width is its steps and one; no step is drafted at this width, so no backend is built for any.
         with (
-            _draft_contexts(draft),
+            self._draft_contexts(draft),
             worker._override_worker_state(catch_up_tokens - 1, catch_up_tokens),
-            _swapped(draft, speculative_num_steps=0),
+            swapped(draft, speculative_num_steps=0),
         ):
             draft.init_attention_backend()
             attn_backend = draft.draft_extend_attn_backend
+        hidden_size, dtype = self._target_hidden(draft)
         ring = HiddenRing(
             rows=self.rows_in_all(worker),
             chunk_tokens=catch_up_tokens,
-            hidden_size=EagleDraftExtendInput.hidden_size_for(draft),
-            dtype=EagleDraftExtendInput.dtype_for(draft),
+            hidden_size=hidden_size,
+            dtype=dtype,
             device=worker.device,
         )
         runner = draft.draft_runner
         # With one token at a time the last position is all there is.
         follows_by_keys = attention_layers(runner.model) == 1 and catch_up_tokens > 1
         keys_only = KeysOnlyBackend(runner.token_to_kv_pool) if follows_by_keys else None
-        launch_tokens = _launch_tokens(runner, logits=keys_only is None)
+        launch_tokens = self._launch_tokens(runner, logits=keys_only is None)
         return DraftSync(attn_backend, ring, keys_only, launch_tokens, self.context_tokens(worker))
 
     def most_requests(self, worker: Any) -> int:
@@ -343,7 +347,7 @@ class Sglang0514:
         return idle_batch(worker, run_plain, requests, context_tokens)
 
     def ranks(self, worker: Any) -> int:
-        return int(worker.server_args.tp_size)
+        return int(self.arguments(worker.server_args).tp_size)
 
     def rank(self, worker: Any) -> int:
         return int(worker.tp_rank)
@@ -352,7 +356,7 @@ class Sglang0514:
         return worker.target_worker.model_runner.tp_group.broadcast_object(value, src=0)
 
     def setup(self, worker: Any) -> dict[str, Any]:
-        return describe_setup(worker)
+        return describe_setup(worker, self.arguments(worker.server_args))
 
     def free_gib(self, worker: Any) -> float:
         from sglang.srt.utils.common import get_available_gpu_memory
@@ -365,11 +369,8 @@ class Sglang0514:
         )
 
     def draft_ring_gib(self, worker: Any, chunk_tokens: int) -> float:
-        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
-
-        draft = worker.draft_worker
-        token_bytes = EagleDraftExtendInput.hidden_size_for(draft) * EagleDraftExtendInput.dtype_for(draft).itemsize
-        return float(self.rows_in_all(worker) * chunk_tokens * token_bytes) / 2**30
+        hidden_size, dtype = self._target_hidden(worker.draft_worker)
+        return float(self.rows_in_all(worker) * chunk_tokens * hidden_size * dtype.itemsize) / 2**30
 
     def rows_in_all(self, worker: Any) -> int:
         return int(worker.req_to_token_pool.req_to_token.shape[0])
@@ -386,7 +387,7 @@ class Sglang0514:
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
         draft_input, seq_lens = batch.spec_info, batch.seq_lens
         runner = worker.target_worker.model_runner
-        with _plain_view(batch), _on_runtime(runner, runtime):
+        with self._plain_view(batch), _on_runtime(runner, runtime):
             batch.input_ids = draft_input.bonus_tokens.to(torch.int64)
             # Gathered on the GPU: after a verify step only the GPU knows where the next token belongs.
             slots = runner.req_to_token_pool.req_to_token[batch.req_pool_indices, seq_lens].to(torch.int64)
@@ -394,9 +395,8 @@ class Sglang0514:
             batch.seq_lens = seq_lens + 1
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
             batch.seq_lens_sum = None
-            batch.capture_hidden_mode = _hidden_mode(full=runtime.draft_sync is not None)
             new_seq_lens = batch.seq_lens
-            result = worker.target_worker.forward_batch_generation(batch)
+            result = self._run_target(worker, batch, _hidden_mode(full=runtime.draft_sync is not None))
         result.new_seq_lens = new_seq_lens
         result.accept_lens = torch.ones_like(seq_lens, dtype=torch.int32)
         result.speculative_num_draft_tokens = 1
@@ -406,7 +406,7 @@ class Sglang0514:
         setattr(result, _MODE, Mode.PLAIN)
         if publish is not None:
             publish(new_seq_lens)
-        _hand_over_read_done(runner, worker.draft_worker.draft_runner)
+        _hand_over(self._read_done_event(runner), runner, worker.draft_worker.draft_runner)
         if runtime.draft_sync is not None:
             runtime.draft_sync.ring.store(
                 batch.req_pool_indices, seq_lens, result.logits_output.hidden_states, result.next_token_ids
@@ -449,7 +449,7 @@ class Sglang0514:
 
     def _write_keys(self, worker: Any, sync: DraftSync, batch: Any, due: tuple[Any, Any], width: int) -> None:
         runner = worker.draft_worker.draft_runner
-        with _swapped(runner, attn_backend=sync.keys_only, prefill_cuda_graph_runner=None), suppress(KeysWritten):
+        with swapped(runner, attn_backend=sync.keys_only, prefill_cuda_graph_runner=None), suppress(KeysWritten):
             self._run_extend(worker, sync, batch, due, width)
 
     def _extend_draft(
@@ -457,9 +457,9 @@ class Sglang0514:
     ) -> None:
         draft = worker.draft_worker
         with ExitStack() as stack:
-            stack.enter_context(_swapped(draft, draft_extend_attn_backend=sync.attn_backend))
+            stack.enter_context(swapped(draft, draft_extend_attn_backend=sync.attn_backend))
             if sync.attn_backend is not None:
-                stack.enter_context(_swapped(draft.draft_runner, attn_backend=sync.attn_backend))
+                stack.enter_context(swapped(draft.draft_runner, attn_backend=sync.attn_backend))
             result = self._run_extend(worker, sync, batch, due, width)
         fresh = result.next_draft_input
         if bool((due[1] > 0).all()):
@@ -492,11 +492,11 @@ class Sglang0514:
             next_draft_input=EagleDraftInput(),
         )
         # It reads the shared buffers until its end: whoever writes to them has to wait for the whole forward.
-        draft.draft_runner.war_fastpath_read_done_event = None
+        setattr(draft.draft_runner, self._read_done_event(draft.draft_runner), None)
         with (
-            _step_fields_kept(batch),
-            _draft_contexts(draft),
-            _swapped(draft, speculative_num_draft_tokens=width, cuda_graph_runner_for_draft_extend=None),
+            _kept(batch, self.step_fields),
+            self._draft_contexts(draft),
+            swapped(draft, speculative_num_draft_tokens=width, cuda_graph_runner_for_draft_extend=None),
         ):
             batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = starts, due[0], None
             batch.out_cache_loc = slots
@@ -508,26 +508,25 @@ class Sglang0514:
         return HostStopwatch() if worker.device == "cpu" else _DeviceStopwatch()
 
     def limit_committed(self, req: Any, true_length: Callable[[int, int], int]) -> None:
-        if req.req_pool_idx is not None:
-            req.kv_committed_len = true_length(req.req_pool_idx, req.kv_committed_len)
+        kv = self._kv(req)
+        if kv.req_pool_idx is not None:
+            kv.kv_committed_len = true_length(kv.req_pool_idx, kv.kv_committed_len)
 
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         from sglang.srt.speculative.eagle_info import EagleDraftInput
 
         runner = worker.target_worker.model_runner
-        with _plain_view(batch), _without_aux_capture(runner.model):
+        with self._plain_view(batch), _without_aux_capture(runner.model):
             result = worker.target_worker.forward_batch_generation(batch)
         result.new_seq_lens = batch.seq_lens
         if publish is not None:
             publish(result.new_seq_lens)
         draft, requests = worker.draft_worker, len(batch.reqs)
-        hidden_size = EagleDraftInput.hidden_size_for(draft)
+        hidden_size, dtype = self._draft_hidden(draft)
         result.next_draft_input = EagleDraftInput(
             topk_p=torch.zeros((requests, worker.topk), dtype=torch.float32, device=worker.device),
             topk_index=torch.zeros((requests, worker.topk), dtype=torch.int64, device=worker.device),
-            hidden_states=torch.zeros(
-                (requests, hidden_size), dtype=EagleDraftInput.dtype_for(draft), device=worker.device
-            ),
+            hidden_states=torch.zeros((requests, hidden_size), dtype=dtype, device=worker.device),
             bonus_tokens=result.next_token_ids,
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
@@ -544,7 +543,7 @@ class Sglang0514:
         finally:
             batch.sampling_info = sampling_info
         for req in batch.reqs:
-            req.kv_committed_len -= 1
+            self._kv(req).kv_committed_len -= 1
             req.decode_batch_idx -= 1
 
     # --- results -----------------------------------------------------------------------------------------
@@ -569,7 +568,7 @@ class Sglang0514:
         return sum(req in batch.reqs for req in reqs)
 
     def row(self, req: Any) -> int | None:
-        row: int | None = req.req_pool_idx
+        row: int | None = self._kv(req).req_pool_idx
         return row
 
     def overshoot_tokens(self, req: Any) -> int:
@@ -583,7 +582,7 @@ class Sglang0514:
 
     @contextmanager
     def without_spec_report(self, reporter: Any) -> Iterator[None]:
-        with _swapped(reporter.scheduler, spec_algorithm=self._no_algorithm), _acceptance_kept(reporter):
+        with swapped(reporter.scheduler, spec_algorithm=self._no_algorithm), _acceptance_kept(reporter):
             yield
 
     def telemetry(
@@ -597,6 +596,112 @@ class Sglang0514:
         collector = reporter.metrics_collector
         counter, gauge = collector._counter_cls or Counter, collector._gauge_cls or Gauge
         return Telemetry(snapshot, collector.labels, counter, gauge, on_fault)
+
+    # --- what moves from family to family ----------------------------------------------------------------
+
+    def _kv(self, req: Any) -> Any:
+        """What holds a request's row and its committed length."""
+        return req
+
+    def _committed(self, batch: Any) -> list[int]:
+        return [req.kv_committed_len for req in batch.reqs]
+
+    def _read_done_event(self, runner: Any) -> str:
+        """The attribute of a runner that says when its step has read the shared buffers."""
+        return "war_fastpath_read_done_event" if hasattr(runner, "war_fastpath_read_done_event") else _READ_DONE
+
+    def _is_recurrent(self, runner: Any) -> bool:
+        return runner.mambaish_config is not None
+
+    def _decode_graph_config(self, runner: Any) -> Any:
+        return runner.server_args.cuda_graph_config.decode
+
+    def _draft_hidden(self, draft: Any) -> tuple[int, torch.dtype]:
+        """Of the states that a draft step hands to the next one."""
+        from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+        return EagleDraftInput.hidden_size_for(draft), EagleDraftInput.dtype_for(draft)
+
+    def _target_hidden(self, draft: Any) -> tuple[int, torch.dtype]:
+        """Of the target's states that the draft reads."""
+        from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+
+        return EagleDraftExtendInput.hidden_size_for(draft), EagleDraftExtendInput.dtype_for(draft)
+
+    def _run_target(self, worker: Any, batch: Any, hidden_mode: Any) -> Any:
+        batch.capture_hidden_mode = hidden_mode
+        return worker.target_worker.forward_batch_generation(batch)
+
+    def _draft_tp_context(self, draft: Any) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = draft.draft_tp_context(draft.draft_runner.tp_group)
+        return context
+
+    @contextmanager
+    def _draft_contexts(self, draft: Any) -> Iterator[None]:
+        """What SGLang's own worker enters around everything that runs on the draft."""
+        from sglang.srt.layers.moe.utils import (
+            speculative_moe_a2a_backend_context,
+            speculative_moe_backend_context,
+        )
+
+        with (
+            self._draft_tp_context(draft),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            yield
+
+    @contextmanager
+    def _plain_view(self, batch: Any) -> Iterator[None]:
+        """Let a batch look as it would on a server without speculation."""
+        with _kept(batch, self.step_fields):
+            batch.spec_info = None
+            batch.spec_algorithm = self._no_algorithm
+            yield
+
+    @contextmanager
+    def _without_speculation(self, runner: Any, *, capture_hidden: bool) -> Iterator[None]:
+        """Let a model runner build backends and graphs as it would on a server without speculation."""
+        with swapped(runner, spec_algorithm=self._no_algorithm), ExitStack() as stack:
+            stack.enter_context(self._configured(runner, SPECULATION_OFF))
+            if capture_hidden:
+                # Graphs are captured with full hidden states from the start: a step could not, or would recapture.
+                stack.enter_context(self._configured(runner, {"enable_return_hidden_states": True}))
+            yield
+
+    def _configured(self, runner: Any, values: dict[str, Any]) -> AbstractContextManager[Any]:
+        return swapped(runner.server_args, **values)
+
+    def _buffer_limits(self, runner: Any) -> tuple[int | None, int, int]:
+        """Tokens of a prefill chunk (None or less than 1: unlimited), of a prefill's buffers, of a widest step."""
+        arguments = runner.server_args
+        prefill = int(arguments.max_prefill_buffer_tokens())
+        return arguments.chunked_prefill_size, prefill, int(arguments.max_speculative_num_draft_tokens)
+
+    def _launch_tokens(self, runner: Any, *, logits: bool) -> int:
+        """The most tokens that one eager forward of the draft can take, and should.
+
+        ``EagerRunner`` sizes its input buffers to the larger of a prefill and a widest step of every request. A
+        whole draft-extend computes logits for each token, which nothing at start has reckoned with: their memory is
+        bounded unless a step of SGLang's own takes more.
+
+        Args:
+            logits: Whether the forward gets as far as the logits.
+        """
+        chunk, prefill, step = self._buffer_limits(runner)
+        if not chunk or chunk < 1:
+            prefill = int(runner.max_total_num_tokens)
+        graphs = self._decode_graph_config(runner)
+        # Where there are graphs, a batch larger than all of them goes plain.
+        most_requests = runner.max_running_requests
+        if graphs.backend != "disabled" and graphs.bs:
+            most_requests = min(most_requests, max(graphs.bs))
+        widest_step = int(most_requests * step)
+        if not logits:
+            return max(widest_step, prefill)
+        config = runner.model_config.hf_config
+        vocab_size = getattr(config, "draft_vocab_size", None) or runner.model_config.vocab_size
+        return max(widest_step, min(prefill, _LOGITS_BYTES // (_BYTES_A_LOGIT * int(vocab_size))))
 
 
 def _hidden_mode(*, full: bool) -> Any:
@@ -648,12 +753,12 @@ def _acceptance_kept(reporter: Any) -> Iterator[None]:
         stats.spec_accept_length, stats.spec_accept_rate = length, rate
         log_stats(stats)
 
-    with _swapped(reporter.metrics_collector, log_stats=log):
+    with swapped(reporter.metrics_collector, log_stats=log):
         yield
 
 
 @contextmanager
-def _swapped(target: Any, **values: Any) -> Iterator[None]:
+def swapped(target: Any, **values: Any) -> Iterator[None]:
     before = {name: getattr(target, name) for name in values}
     try:
         for name, value in values.items():
@@ -665,42 +770,13 @@ def _swapped(target: Any, **values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _step_fields_kept(batch: Any) -> Iterator[None]:
+def _kept(batch: Any, names: tuple[str, ...]) -> Iterator[None]:
     fields = vars(batch)
-    kept = {name: fields[name] for name in _STEP_FIELDS}
+    kept = {name: fields[name] for name in names}
     try:
         yield
     finally:
         fields.update(kept)
-
-
-@contextmanager
-def _plain_view(batch: Any) -> Iterator[None]:
-    """Let a batch look as it would on a server without speculation."""
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    with _step_fields_kept(batch):
-        batch.spec_info = None
-        batch.spec_algorithm = SpeculativeAlgorithm.NONE
-        yield
-
-
-@contextmanager
-def _without_speculation(runner: Any, *, capture_hidden: bool) -> Iterator[None]:
-    """Let a model runner build backends and graphs as it would on a server without speculation."""
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-    arguments = {
-        "speculative_algorithm": None,
-        "speculative_eagle_topk": None,
-        "speculative_num_draft_tokens": None,
-        "speculative_num_steps": None,
-    }
-    if capture_hidden:
-        # Graphs are captured with full hidden states from the start, or the first step would recapture them.
-        arguments["enable_return_hidden_states"] = True  # type: ignore[assignment]
-    with _swapped(runner.server_args, **arguments), _swapped(runner, spec_algorithm=SpeculativeAlgorithm.NONE):
-        yield
 
 
 @contextmanager
@@ -709,9 +785,9 @@ def _without_aux_capture(model: Any) -> Iterator[None]:
     with ExitStack() as stack:
         for module in _capturing_modules(model):
             if hasattr(module, "capture_aux_hidden_states"):
-                stack.enter_context(_swapped(module, capture_aux_hidden_states=False))
+                stack.enter_context(swapped(module, capture_aux_hidden_states=False))
             if hasattr(module, "layers_to_capture"):
-                stack.enter_context(_swapped(module, layers_to_capture=[]))
+                stack.enter_context(swapped(module, layers_to_capture=[]))
         yield
 
 
@@ -733,7 +809,7 @@ def _on_runtime(runner: Any, runtime: PlainRuntime) -> Iterator[None]:
     """Let the target forward on the plain backend and graphs; both are read live on each forward."""
     with ExitStack() as stack:
         stack.enter_context(
-            _swapped(
+            swapped(
                 runner,
                 attn_backend=runtime.attn_backend,
                 decode_cuda_graph_runner=runtime.graph_runner,
@@ -741,22 +817,6 @@ def _on_runtime(runner: Any, runtime: PlainRuntime) -> Iterator[None]:
         )
         if runtime.draft_sync is None:
             stack.enter_context(_without_aux_capture(runner.model))
-        yield
-
-
-@contextmanager
-def _draft_contexts(draft: Any) -> Iterator[None]:
-    """What SGLang's own worker enters around everything that runs on the draft."""
-    from sglang.srt.layers.moe.utils import (
-        speculative_moe_a2a_backend_context,
-        speculative_moe_backend_context,
-    )
-
-    with (
-        draft.draft_tp_context(draft.draft_runner.tp_group),
-        speculative_moe_backend_context(),
-        speculative_moe_a2a_backend_context(),
-    ):
         yield
 
 
@@ -772,37 +832,11 @@ def _launches(sync: DraftSync, due: tuple[Any, Any]) -> Iterator[tuple[tuple[Any
         starts, counts = starts + now, counts - now
 
 
-def _launch_tokens(runner: Any, *, logits: bool) -> int:
-    """The most tokens that one eager forward of the draft can take, and should.
-
-    ``EagerRunner`` sizes its input buffers to the larger of a prefill and a widest step of every request. A
-    whole draft-extend computes logits for each token, which nothing at start has reckoned with: their memory is
-    bounded unless a step of SGLang's own takes more.
-
-    Args:
-        logits: Whether the forward gets as far as the logits.
-    """
-    arguments = runner.server_args
-    chunked = arguments.chunked_prefill_size and arguments.chunked_prefill_size > 0
-    prefill = arguments.max_prefill_buffer_tokens() if chunked else runner.max_total_num_tokens
-    graphs = arguments.cuda_graph_config.decode
-    # Where there are graphs, a batch larger than all of them goes plain.
-    most_requests = runner.max_running_requests
-    if graphs.backend != "disabled" and graphs.bs:
-        most_requests = min(most_requests, max(graphs.bs))
-    widest_step = int(most_requests * arguments.max_speculative_num_draft_tokens)
-    if not logits:
-        return max(widest_step, int(prefill))
-    config = runner.model_config.hf_config
-    vocab_size = getattr(config, "draft_vocab_size", None) or runner.model_config.vocab_size
-    return max(widest_step, min(int(prefill), _LOGITS_BYTES // (_BYTES_A_LOGIT * int(vocab_size))))
-
-
-def _hand_over_read_done(target: Any, draft: Any) -> None:
+def _hand_over(event: str, target: Any, draft: Any) -> None:
     """Put the event that ends this step's reads where the scheduler's write barrier looks for it.
 
     After a speculative step it looks at the draft's runner, which has no part in a plain one. Without the
     event it would wait for the whole forward.
     """
-    draft.war_fastpath_read_done_event = target.war_fastpath_read_done_event
-    target.war_fastpath_read_done_event = None
+    setattr(draft, event, getattr(target, event))
+    setattr(target, event, None)

@@ -2,7 +2,8 @@
 
 Run by path. It reads one start a line as JSON from standard input, and answers each with one line:
 
-    {"flags": [...], "plugin": "on" | "off" | "own", "env": {...}, "sglang_version": null, "check_targets": [...]}
+    {"flags": [...], "plugin": "on" | "off" | "own", "env": {...}, "sglang_version": null, "check_targets": [...],
+     "paths_before": [...], "paths_after": [...]}
     {"exit_code": 0, "stdout": "...", "stderr": "...", "facts": {...}}
 
 A start is what `python -m sglang.launch_server` does up to the point where it starts processes: load the
@@ -101,6 +102,7 @@ def _run_and_exit(start: dict, facts) -> None:
 
 def _run(start: dict, facts) -> None:
     os.environ.update(start["env"])
+    sys.path[:] = [*start["paths_before"], *sys.path, *start["paths_after"]]
     if start["sglang_version"]:
         _pretend_version(start["sglang_version"])
     from sglang.srt.plugins import load_plugins

@@ -80,14 +80,21 @@ class Probe:
         env: dict[str, str] | None = None,
         sglang_version: str | None = None,
         check_targets: tuple[str, ...] = (),
+        paths_before: tuple[str, ...] = (),
+        paths_after: tuple[str, ...] = (),
     ) -> Outcome:
-        """Start SGLang with these flags; ``plugin`` is "on", "off", or "own" (as ``env`` says)."""
+        """Start SGLang with these flags; ``plugin`` is "on", "off", or "own" (as ``env`` says).
+
+        With "own", the plugins in ``paths_before`` load before ours, the ones in ``paths_after`` after it.
+        """
         request = {
             "flags": flags,
             "plugin": plugin,
             "env": env or {},
             "sglang_version": sglang_version,
             "check_targets": check_targets,
+            "paths_before": paths_before,
+            "paths_after": paths_after,
         }
         assert self._process.stdin
         assert self._process.stdout

@@ -1,124 +1,157 @@
-"""The lock file against the installed SGLang, and against copies of it that were changed."""
+"""Each lock file against the wheel of its release, and against copies of it that were changed."""
 
 import ast
 import logging
 import re
 import shutil
+import zipfile
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from sglang_adaptive_spec.patches import PATCHES
 
-from sglang_adaptive_spec.activate import DRIFT_VARIABLE, check_lock, locked_functions
+from sglang_adaptive_spec.activate import DRIFT_VARIABLE, check_lock
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.releases import lock
+from sglang_adaptive_spec.releases import families, lock
+from sglang_adaptive_spec.releases.source import Source
+
+from .wheels import source, wheel
 
 INSTALLED = version("sglang")
-ROOT = Path(find_spec("sglang").submodule_search_locations[0]).parent
+RELEASES = lock.locked_releases()
 
-MODULE = "sglang.srt.speculative.eagle_info_v2"
-FUNCTION = f"{MODULE}:EagleDraftInputV2Mixin.prepare_for_decode"
+pytestmark = pytest.mark.timeout(900)  # the first run downloads the wheels
 
 
 def test_the_installed_sglang_is_the_locked_one():
-    check_lock(INSTALLED)
+    assert check_lock(INSTALLED) == {}
 
 
-def test_the_lock_covers_what_is_patched_and_relied_on_and_nothing_else():
-    assert set(lock.read_lock(INSTALLED)) == set(locked_functions(INSTALLED))
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_a_lock_describes_is_in_the_wheel(release):
+    assert lock.drifted(lock.read_lock(release), source(release)) == {}
 
 
-def test_the_lock_file_is_what_its_command_writes(tmp_path, monkeypatch):
-    committed = lock.lock_path(INSTALLED).read_text()
-    monkeypatch.setattr(lock, "_LOCKS", tmp_path)
-    assert lock.write_lock(INSTALLED, ROOT, locked_functions(INSTALLED)).read_text() == committed
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_lock_file_is_what_its_command_writes(release):
+    """So it covers what is patched, relied on and read, no more and no less, and its adapter is the one that fits."""
+    assert lock.make_lock(source(release)).to_json(release) == lock.lock_path(release).read_text()
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target.rpartition(":")[2])
-def test_a_patched_function_is_written_where_its_patch_says(patch):
-    assert patch.source in lock.read_lock(INSTALLED)
-    # A name imported from elsewhere is assigned by an import in the target's module.
-    if patch.defined_in:
-        source = ROOT.joinpath(*patch.module.split(".")).with_suffix(".py").read_text()
-        defined_in, _, name = patch.defined_in.partition(":")
-        imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
-        assert any(node.module == defined_in and name in [a.name for a in node.names] for node in imports)
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_patch_that_has_to_be_there_has_a_target(release):
+    locked = lock.read_lock(release)
+    adapter = families.load_adapter(locked.adapter)
+    for patch in adapter.patches:
+        assert patch.placed(locked.targets.get) or not patch.required
 
 
 # --- drift -----------------------------------------------------------------------------------------------
 
+TARGETS = {
+    INSTALLED: next(name for name in lock.read_lock(INSTALLED).functions if "prepare_for_decode" in name),
+    **{
+        release: next(name for name in lock.read_lock(release).functions if "prepare_for_decode" in name)
+        for release in (RELEASES[0], RELEASES[-1])
+    },
+}
+"""A wrapped function of the installed release, of the oldest and of the newest."""
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def unpacked(request, tmp_path_factory) -> tuple[str, Path]:
+    """A release, and what its lock speaks of, unpacked to be changed."""
+    release, root = request.param, tmp_path_factory.mktemp("unpacked")
+    locked = lock.read_lock(release)
+    names = [*locked.functions, *locked.targets, *locked.attributes]
+    paths = {name.partition(":")[0].replace(".", "/") for name in names}
+    with zipfile.ZipFile(wheel(release)) as archive:
+        wanted = {f"{path}{end}" for path in paths for end in (".py", "/__init__.py")} | {"sglang/__init__.py"}
+        archive.extractall(root, wanted & set(archive.namelist()))
+    return release, root
+
 
 @pytest.fixture
-def copy(tmp_path, monkeypatch) -> Path:
-    """A copy of one module to change, and a lock that covers this module alone."""
-    path = tmp_path.joinpath(*MODULE.split(".")).with_suffix(".py")
-    path.parent.mkdir(parents=True)
-    shutil.copy(ROOT.joinpath(*MODULE.split(".")).with_suffix(".py"), path)
-    locked = {name: entry for name, entry in lock.read_lock(INSTALLED).items() if name.startswith(f"{MODULE}:")}
-    assert FUNCTION in locked
-    monkeypatch.setattr(lock, "read_lock", lambda release: locked)
-    return path
+def copy(unpacked, tmp_path) -> tuple[str, str, Path]:
+    """A release, the name of a wrapped function of it, and the file to change it in."""
+    release, root = unpacked
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    function = TARGETS[release]
+    return release, function, tmp_path.joinpath(*function.partition(":")[0].split(".")).with_suffix(".py")
 
 
-def insert_line(path: Path, line: str) -> None:
-    """Put a line in front of the first statement of FUNCTION."""
-    source = path.read_text()
-    node = next(n for n in ast.walk(ast.parse(source)) if getattr(n, "name", "") == "prepare_for_decode")
-    first, lines = node.body[0], source.splitlines()
+def insert_line(function: str, path: Path, line: str) -> None:
+    """Put a line in front of the function's first statement."""
+    text = path.read_text()
+    name = function.rpartition(":")[2].rpartition(".")[2]
+    node = [n for n in ast.walk(ast.parse(text)) if getattr(n, "name", "") == name][-1]
+    first, lines = node.body[0], text.splitlines()
     lines.insert(first.lineno - 1, " " * first.col_offset + line)
     path.write_text("\n".join(lines))
 
 
-def add_parameter(path: Path) -> None:
-    changed, count = re.subn(r"(def prepare_for_decode\([^)]*)\)", r"\1, extra=None)", path.read_text())
-    assert count == 1
-    path.write_text(changed)
+def root_of(function: str, path: Path) -> Path:
+    return path.parents[function.partition(":")[0].count(".")]
 
 
-def check(path: Path) -> None:
-    check_lock(INSTALLED, root=path.parents[MODULE.count(".")])
+def wheel_of(root: Path) -> Path:
+    """A wheel of what is in a folder."""
+    made = root / "sglang-1-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        for path in root.rglob("*.py"):
+            archive.write(path, path.relative_to(root))
+    return made
 
 
 def test_an_unchanged_copy_passes(copy):
-    check(copy)
+    release, function, path = copy
+    assert check_lock(release, root_of(function, path)) == {}
 
 
 @pytest.mark.parametrize("line", ['"""Says more than before."""', "# one more comment"])
 def test_a_docstring_or_comment_is_no_drift(copy, line):
-    insert_line(copy, line)
-    check(copy)
+    release, function, path = copy
+    insert_line(function, path, line)
+    assert check_lock(release, wheel_of(root_of(function, path))) == {}
 
 
-def test_one_changed_line_is_refused_by_name(copy):
-    insert_line(copy, "batch.changed = True")
+def test_a_wheel_with_one_changed_line_is_refused_by_name(copy):
+    release, function, path = copy
+    insert_line(function, path, "changed = True")
     with pytest.raises(Refusal) as caught:
-        check(copy)
-    assert f"{FUNCTION} (body)" in caught.value.what
-    assert f"SGLang {INSTALLED}" in caught.value.what
-    assert f"set {DRIFT_VARIABLE}={FUNCTION}" in caught.value.remedy
+        check_lock(release, wheel_of(root_of(function, path)))
+    assert f"{function} (body)" in caught.value.what
+    assert f"SGLang {release}" in caught.value.what
+    assert f"set {DRIFT_VARIABLE}={function}" in caught.value.remedy
 
 
 def test_a_changed_body_may_be_allowed_and_is_told(copy, monkeypatch, caplog):
-    insert_line(copy, "batch.changed = True")
-    monkeypatch.setenv(DRIFT_VARIABLE, FUNCTION)
+    release, function, path = copy
+    insert_line(function, path, "changed = True")
+    monkeypatch.setenv(DRIFT_VARIABLE, function)
     with caplog.at_level(logging.WARNING, "sglang_adaptive_spec.activate"):
-        check(copy)
-    assert FUNCTION in caplog.text
+        assert check_lock(release, root_of(function, path)) == {function: "body"}
+    assert function in caplog.text
 
 
 def test_a_changed_parameter_is_refused_even_if_allowed(copy, monkeypatch):
-    add_parameter(copy)
-    monkeypatch.setenv(DRIFT_VARIABLE, FUNCTION)
+    release, function, path = copy
+    name = function.rpartition(":")[2].rpartition(".")[2]
+    changed, count = re.subn(rf"(def {name}\([^)]*)\)", r"\1, extra=None)", path.read_text())
+    assert count
+    path.write_text(changed)
+    monkeypatch.setenv(DRIFT_VARIABLE, function)
     with pytest.raises(Refusal) as caught:
-        check(copy)
-    assert f"{FUNCTION} (parameters)" in caught.value.what
+        check_lock(release, root_of(function, path))
+    assert f"{function} (parameters)" in caught.value.what
+    assert DRIFT_VARIABLE not in caught.value.remedy
 
 
-def test_a_function_that_is_gone_is_refused_even_if_allowed(copy, monkeypatch):
-    copy.unlink()
-    monkeypatch.setenv(DRIFT_VARIABLE, FUNCTION)
+def test_what_is_gone_is_refused_even_if_allowed(copy, monkeypatch):
+    release, function, path = copy
+    path.unlink()
+    gone = lock.drifted(lock.read_lock(release), Source(root_of(function, path)))
+    monkeypatch.setenv(DRIFT_VARIABLE, ",".join(gone))
     with pytest.raises(Refusal) as caught:
-        check(copy)
-    assert f"{FUNCTION} (gone)" in caught.value.what
+        check_lock(release, root_of(function, path))
+    assert f"{function} (gone)" in caught.value.what

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from sglang_adaptive_spec.releases.lock import locked_releases
+
 from .starts import CONFIG, ENABLE, POLICY, THRESHOLD, M, N
 
 # --- what starts -----------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def test_several_features_are_named_in_one_message(probe, eagle3):
 def test_a_release_that_nobody_proved_is_refused_with_the_served_ones(probe, eagle3, release):
     outcome = probe.start(*eagle3, *THRESHOLD, plugin="own", env={ENABLE: "1"}, sglang_version=release)
     assert f"SGLang {release} is installed" in outcome.refusal
-    assert "Install a served release (0.5.14)" in outcome.refusal
+    assert f"Install a served release ({', '.join(locked_releases())})" in outcome.refusal
 
 
 def test_a_value_that_is_neither_on_nor_off_is_refused(probe, eagle3):

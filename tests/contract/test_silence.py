@@ -1,12 +1,15 @@
 """Without the environment variable an installed plugin is a stub; with it, every target is wrapped."""
 
+from importlib.metadata import version
+
 import pytest
-from sglang_adaptive_spec.patches import PATCHES
+
+from sglang_adaptive_spec.releases import lock
 
 from .starts import ENABLE, THRESHOLD
 
 STUB = ["sglang_adaptive_spec", "sglang_adaptive_spec.plugin"]
-TARGETS = tuple(patch.target for patch in PATCHES)
+TARGETS = tuple(lock.read_lock(version("sglang")).targets)
 
 
 @pytest.mark.parametrize("env", [{}, {ENABLE: ""}, {ENABLE: "0"}], ids=str)

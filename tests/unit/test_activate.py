@@ -12,6 +12,8 @@ from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.releases import lock
 from sglang_adaptive_spec.releases.base import PlainRuntime
+from sglang_adaptive_spec.releases.lock import Lock, describe
+from sglang_adaptive_spec.releases.source import Source
 
 # --- the lock --------------------------------------------------------------------------------------------
 
@@ -22,14 +24,18 @@ SOURCE = "def prepare(batch):\n    return batch\n\ndef forward(batch):\n    retu
 def tree(tmp_path, monkeypatch):
     """A source tree of SGLang 1.0 and its lock; write_text() changes the tree afterwards."""
     monkeypatch.setattr(lock, "_LOCKS", tmp_path)
-    module = tmp_path / "engine.py"
+    package = tmp_path / "sglang"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    module = package / "engine.py"
     module.write_text(SOURCE)
-    lock.write_lock("1.0", tmp_path, ["engine:prepare", "engine:forward"])
+    functions = describe(Source(tmp_path), ["sglang.engine:prepare", "sglang.engine:forward"])
+    lock.lock_path("1.0").write_text(Lock("Adapter", functions).to_json("1.0"))
     return module
 
 
 def check(tree) -> None:
-    check_lock("1.0", root=tree.parent)
+    check_lock("1.0", root=tree.parents[1])
 
 
 def test_an_unchanged_tree_passes(tree):
@@ -41,19 +47,27 @@ def test_changed_functions_are_refused_by_name_and_kind(tree):
     with pytest.raises(Refusal) as caught:
         check(tree)
     assert "SGLang 1.0 differs" in caught.value.what
-    assert "engine:forward (body), engine:prepare (parameters)" in caught.value.what
+    assert "sglang.engine:forward (body), sglang.engine:prepare (parameters)" in caught.value.what
     assert "no longer hold" in caught.value.why
-    assert f"{DRIFT_VARIABLE}=engine:" in caught.value.remedy
+    assert caught.value.remedy == "Reinstall SGLang 1.0 unmodified."
 
 
-@pytest.mark.parametrize("allowed", ["engine:forward", "forward", " other , engine:forward "])
+def test_a_changed_body_is_refused_with_the_way_to_allow_it(tree):
+    tree.write_text(SOURCE.removesuffix("return batch\n") + "return None\n")
+    with pytest.raises(Refusal) as caught:
+        check(tree)
+    assert f"{DRIFT_VARIABLE}=sglang.engine:forward" in caught.value.remedy
+
+
+@pytest.mark.parametrize("allowed", ["sglang.engine:forward", "forward", " other , sglang.engine:forward "])
 def test_a_changed_body_may_be_allowed_by_name_and_is_told(tree, allowed, monkeypatch, caplog):
     tree.write_text(SOURCE.removesuffix("return batch\n") + "return None\n")
     monkeypatch.setenv(DRIFT_VARIABLE, allowed)
     with caplog.at_level(logging.WARNING):
-        check(tree)
+        drift = check_lock("1.0", root=tree.parents[1])
+    assert drift == {"sglang.engine:forward": "body"}
     (record,) = caplog.records
-    assert "engine:forward (body)" in record.getMessage()
+    assert "sglang.engine:forward (body)" in record.getMessage()
 
 
 @pytest.mark.parametrize("allowed", ["prepare", "engine", "forward_batch", "1", "*"])
@@ -69,8 +83,8 @@ def test_another_name_allows_nothing(tree, allowed, monkeypatch):
 )
 def test_changed_parameters_and_missing_functions_can_not_be_allowed(tree, changed, kind, monkeypatch):
     tree.write_text(SOURCE.replace("def forward(batch):", changed))
-    monkeypatch.setenv(DRIFT_VARIABLE, "engine:forward")
-    with pytest.raises(Refusal, match=rf"engine:forward \({kind}\)"):
+    monkeypatch.setenv(DRIFT_VARIABLE, "sglang.engine:forward")
+    with pytest.raises(Refusal, match=rf"sglang.engine:forward \({kind}\)"):
         check(tree)
 
 
@@ -90,7 +104,8 @@ def test_activation_checks_then_applies_once_a_process(monkeypatch):
     done = []
     monkeypatch.setattr(activate_module, "_plugin", None)
     monkeypatch.setattr(activate_module, "installed_sglang", lambda: "1.0")
-    monkeypatch.setattr(activate_module, "release_for", lambda installed: SimpleNamespace(patches=()))
+    monkeypatch.setattr(activate_module, "lock_for", lambda installed: Lock("Adapter", {}))
+    monkeypatch.setattr(activate_module, "load_adapter", lambda name: SimpleNamespace(patches=()))
     monkeypatch.setattr(activate_module, "check_lock", lambda installed: done.append("checked"))
     monkeypatch.setattr(activate_module.PatchSet, "apply", lambda patches: done.append("applied"))
     assert activate() is activate()
@@ -104,7 +119,7 @@ def test_nothing_is_applied_to_a_changed_sglang(monkeypatch):
     done = []
     monkeypatch.setattr(activate_module, "_plugin", None)
     monkeypatch.setattr(activate_module, "installed_sglang", lambda: "1.0")
-    monkeypatch.setattr(activate_module, "release_for", lambda installed: SimpleNamespace(patches=()))
+    monkeypatch.setattr(activate_module, "lock_for", lambda installed: Lock("Adapter", {}))
     monkeypatch.setattr(activate_module, "check_lock", refuse)
     monkeypatch.setattr(activate_module.PatchSet, "apply", lambda patches: done.append("applied"))
     with pytest.raises(Refusal):
@@ -223,3 +238,12 @@ def test_the_summary_says_on_one_line_what_runs(plugin, monkeypatch, config, gra
     assert line.startswith("adaptive-spec ")
     assert f"on SGLang 1.0: {expected}0 functions wrapped" in line
     assert "\n" not in line
+
+
+def test_an_allowed_drift_is_told_again_when_the_server_is_ready(plugin, caplog):
+    with caplog.at_level(logging.WARNING):
+        plugin.remind_of_drift()
+        assert caplog.text == ""
+        Plugin(plugin.release, "1.0", drift={"sglang.engine:forward": "body"}).remind_of_drift()
+    assert "sglang.engine:forward (body)" in caplog.text
+    assert DRIFT_VARIABLE in caplog.text

@@ -15,7 +15,7 @@ from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.request_steps import VerifySteps
 
-WITHOUT_ENGINE = SimpleNamespace(engine=None)
+WITHOUT_ENGINE = SimpleNamespace(engine=None, release=SimpleNamespace(is_speculative=lambda batch: False))
 
 
 def wrapper_of(name: str):
@@ -83,6 +83,15 @@ def test_a_speculative_batch_is_planned_before_sglang_prepares_it():
 # --- every declaration -----------------------------------------------------------------------------------
 
 
+def test_a_speculative_batch_on_a_server_whose_engine_never_started_ends_the_process(capsys):
+    plugin = SimpleNamespace(engine=None, release=SimpleNamespace(is_speculative=lambda batch: True))
+    original = Original()
+    with pytest.raises(SystemExit):
+        wrapper_of("ScheduleBatch.prepare_for_decode")(plugin, original, "batch", (), {})
+    assert original.calls == []
+    assert "Another plugin replaced SGLang's worker" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.target.rpartition(":")[2])
 def test_a_patch_says_why_it_is_there_and_when_it_goes(patch):
     module, _, name = patch.target.partition(":")
@@ -96,6 +105,50 @@ def test_a_patch_says_why_it_is_there_and_when_it_goes(patch):
 def test_no_target_is_patched_twice():
     targets = [patch.target for patch in PATCHES]
     assert len(set(targets)) == len(targets)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_token_of_a_plain_step_alone_is_committed_when_it_is_prepared(mode):
+    claimed = []
+    plugin = SimpleNamespace(
+        engine=SimpleNamespace(prepare=lambda batch, upstream: upstream()),
+        release=SimpleNamespace(plan_of=lambda batch: plan(mode), claim=claimed.append),
+    )
+    original = Original()
+    assert wrapper_of("EagleDraftInputV2Mixin.prepare_for_decode")(plugin, original, None, ("batch",), {}) is not None
+    assert original.calls == [(("batch",), {})]
+    assert claimed == (["batch"] if mode is Mode.PLAIN else [])
+
+
+@pytest.mark.parametrize(
+    ("engine", "has_grammar", "needed"), [(None, True, False), ("e", True, True), ("e", False, False)]
+)
+def test_grammars_see_each_result_before_the_next_step(engine, has_grammar, needed):
+    batch = SimpleNamespace(has_grammar=has_grammar)
+    plugin = SimpleNamespace(engine=engine)
+    assert wrapper_of("grammar_needs_sync")(plugin, Original(answer=False), batch, (), {}) is needed
+
+
+@pytest.mark.parametrize(
+    ("asked", "used"),
+    [
+        ({"adaptive_spec": {"policy": "plain"}}, {"policy": "plain"}),
+        ({"adaptive_spec.policy.plain": 1}, {"policy": "plain"}),
+        (
+            {"adaptive_spec.disable_batch_threshold": 32, "adaptive_spec.min_dwell_steps": 4},
+            {"disable_batch_threshold": 32, "min_dwell_steps": 4},
+        ),
+    ],
+)
+def test_settings_are_taken_as_a_json_object_or_as_numbers_by_name(monkeypatch, asked, used):
+    seen = []
+    engine = SimpleNamespace(use=lambda *settings: seen.append(settings[0]), snapshot=dict)
+    answers = SimpleNamespace(SetInternalStateReqOutput=lambda updated: updated)
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.io_struct", answers)
+    plugin = SimpleNamespace(engine=engine)
+    request = SimpleNamespace(server_args=asked, rid=None)
+    assert wrapper_of("Scheduler.set_internal_state")(plugin, Original(), None, (request,), {}) is True
+    assert seen == [used]
 
 
 # --- lengths ---------------------------------------------------------------------------------------------

@@ -2,11 +2,14 @@
 
 import functools
 import importlib
+import importlib.util
 import itertools
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import wrapt
 
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.patching import Patch, PatchSet
@@ -22,6 +25,14 @@ class Counter:
     def add(self, number, times=1):
         self.count += number * times
         return self.count
+
+    @staticmethod
+    def triple(number):
+        return 3 * number
+
+    @classmethod
+    def named(cls, number):
+        return cls.__name__, number
 """
 
 # Post-import hooks can't be taken back, so every test gets modules of its own name.
@@ -79,7 +90,14 @@ def wrap_as_another_plugin(module: ModuleType) -> None:
 def test_a_patch_splits_its_target_and_names_its_source():
     here = patch("package.module", "Class.method")
     assert (here.module, here.name, here.source) == ("package.module", "Class.method", "package.module:Class.method")
-    assert patch("package.user", defined_in="package.maker:double").source == "package.maker:double"
+    assert patch("package.user", origin="package.maker:double").source == "package.maker:double"
+
+
+def test_a_patch_is_placed_on_the_first_target_that_a_release_has():
+    moved = patch("package.old", other_targets=("package.new:double", "package.newest:double"))
+    placed = moved.placed({"package.new:double": "package.maker:double", "package.newest:double": "x"}.get)
+    assert (placed.target, placed.source) == ("package.new:double", "package.maker:double")
+    assert moved.placed({}.get) is None
 
 
 # --- apply -----------------------------------------------------------------------------------------------
@@ -244,43 +262,140 @@ def test_a_patch_that_is_not_required_may_be_replaced(module):
     patches.verify()
 
 
-# --- SGLang's hook registry ------------------------------------------------------------------------------
+# --- static and class methods ----------------------------------------------------------------------------
+
+
+def test_static_and_class_methods_are_wrapped_and_stay_what_they_are(module):
+    applied(patch(module.__name__, "Counter.triple"))
+    assert module.Counter.triple(2) == module.Counter().triple(2) == 106
+    assert isinstance(vars(module.Counter)["triple"], staticmethod)
+
+
+def test_a_class_method_gets_the_class_that_it_was_called_on(module):
+    def shout(owner, wrapped, instance, args, kwargs):
+        name, number = wrapped(*args, **kwargs)
+        return name.upper(), number
+
+    applied(patch(module.__name__, "Counter.named", wrapper=shout))
+    assert module.Counter.named(2) == ("COUNTER", 2)
+    assert type("Child", (module.Counter,), {}).named(number=3) == ("CHILD", 3)
+
+
+@pytest.mark.parametrize("name", ["triple", "named"])
+def test_a_static_or_class_method_can_be_switched_off_and_reverted(module, name):
+    original = vars(module.Counter)[name]
+    patches = applied(patch(module.__name__, f"Counter.{name}"))
+    patches.verify()
+    patches.enabled = False
+    getattr(module.Counter, name)(2)
+    assert patches.owner.calls == 0
+    assert patches.revert() == ()
+    assert vars(module.Counter)[name] is original
+
+
+# --- another plugin on the same function, before or after us ---------------------------------------------
 
 
 @pytest.fixture
-def hooks(monkeypatch) -> dict:
-    """Stands in for SGLang's registry; the hooks by their target."""
-    registered = {}
-
-    class HookRegistry:
-        @staticmethod
-        def register(target, hook, kind):
-            assert kind == "around"
-            assert target not in registered
-            registered[target] = hook
-
-    stand_in = SimpleNamespace(HookRegistry=HookRegistry, HookType=SimpleNamespace(AROUND="around"))
-    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", stand_in)
-    return registered
+def registry(monkeypatch) -> ModuleType:
+    """SGLang's own hook registry, which stands alone."""
+    name = "sglang.srt.plugins.hook_registry"
+    root = Path(importlib.util.find_spec("sglang").submodule_search_locations[0])
+    spec = importlib.util.spec_from_file_location(name, root / "srt" / "plugins" / "hook_registry.py")
+    loaded = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, loaded)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
-def test_a_static_method_goes_through_sglangs_registry_once(hooks):
-    patches = applied(patch("package.module", "Class.static", via="hook_registry"))
-    patches.apply()
-    hook = hooks["package.module.Class.static"]
-    assert hook(lambda number, by: number * by, 4, by=2) == 108
+def through_registry(kind: str):
+    hooks = {
+        "before": lambda *args, **kwargs: None,
+        "after": lambda result, *args, **kwargs: None,
+        "around": lambda original, *args, **kwargs: original(*args, **kwargs),
+    }
+
+    def add(registry: ModuleType, module: ModuleType, name: str, seen: list) -> None:
+        def hook(*args, **kwargs):
+            seen.append(kind)
+            return hooks[kind](*args, **kwargs)
+
+        source = registry.HookSource("other", "other-dist")
+        registry.HookRegistry.register(f"{module.__name__}.{name}", hook, registry.HookType(kind), source=source)
+        registry.HookRegistry.apply_hooks()
+
+    return add
 
 
-def test_a_hook_can_be_switched_off(hooks):
-    patches = applied(patch("package.module", "Class.static", via="hook_registry"))
-    patches.enabled = False
-    assert hooks["package.module.Class.static"](lambda number: number, 4) == 4
-    assert patches.owner.calls == 0
+def with_wrapt(registry: ModuleType, module: ModuleType, name: str, seen: list) -> None:
+    @wrapt.decorator
+    def note(wrapped, instance, args, kwargs):
+        seen.append("wrapt")
+        return wrapped(*args, **kwargs)
+
+    owner, _, attribute = name.rpartition(".")
+    owner = getattr(module, owner) if owner else module
+    setattr(owner, attribute, note(vars(owner)[attribute]))
 
 
-def test_revert_names_the_hooks_that_stay(hooks):
-    patches = applied(patch("package.module", "Class.static", via="hook_registry"))
-    assert patches.revert() == ("package.module:Class.static",)
+OTHERS = {kind: through_registry(kind) for kind in ("before", "after", "around")} | {"wrapt": with_wrapt}
+FUNCTIONS = {
+    "double": lambda module: module.double(2),
+    "Counter.add": lambda module: module.Counter().add(2),
+    "Counter.triple": lambda module: module.Counter.triple(2),
+    "Counter.named": lambda module: module.Counter.named(2),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("first", ["we", "they"])
+def test_both_run_once_whoever_comes_first(registry, module, name, other, first):
+    def count(owner, wrapped, instance, args, kwargs):
+        owner.calls += 1
+        return wrapped(*args, **kwargs)
+
+    expected, seen = FUNCTIONS[name](module), []
+    patches = patch_set(patch(module.__name__, name, wrapper=count))
+    steps = [patches.apply, lambda: OTHERS[other](registry, module, name, seen)]
+    for step in steps if first == "we" else reversed(steps):
+        step()
+    patches.verify()
+    assert FUNCTIONS[name](module) == expected
+    assert len(seen) == 1
+    assert patches.owner.calls == 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_the_registry_replaces_after_us_is_refused_with_whose_doing_it_was(registry, module, name):
+    patches = applied(patch(module.__name__, name))
+    source = registry.HookSource("other", "other-dist")
+    target = f"{module.__name__}.{name}"
+    registry.HookRegistry.register(target, lambda *args: None, registry.HookType.REPLACE, source=source)
+    registry.HookRegistry.apply_hooks()
+    with pytest.raises(Refusal) as caught:
+        patches.verify()
+    assert f"the plugin other (other-dist) replaces {target}" in caught.value.why
+
+
+def test_a_subclass_in_the_place_of_a_class_keeps_its_wrappers(registry, module):
+    patches = applied(patch(module.__name__, "Counter.add"))
+    child = type("Child", (module.Counter,), {})
+    registry.HookRegistry.register(f"{module.__name__}.Counter", child, registry.HookType.REPLACE)
+    registry.HookRegistry.apply_hooks()
+    patches.verify()
+    assert module.Counter().add(3) == 103
+
+
+def test_a_subclass_that_goes_its_own_way_is_refused(registry, module):
+    patches = applied(patch(module.__name__, "Counter.add"))
+    child = type("Child", (module.Counter,), {"add": lambda self, number: number})
+    source = registry.HookSource("other", None)
+    registry.HookRegistry.register(f"{module.__name__}.Counter", child, registry.HookType.REPLACE, source=source)
+    registry.HookRegistry.apply_hooks()
+    with pytest.raises(Refusal, match=r"Counter\.add no longer runs") as caught:
+        patches.verify()
+    assert f"the plugin other replaces {module.__name__}.Counter" in caught.value.why
 
 
 def test_what_serves_plain_steps_is_off_where_there_are_none(module):

@@ -1,0 +1,90 @@
+"""Where families differ: who commits a plain step's token, and where a request keeps its lengths."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_adaptive_spec.engine.steps import StepPlan
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.releases import families
+from sglang_adaptive_spec.releases.arguments import Arguments
+
+COMMITTED_BY_SGLANG = {"Sglang0514"}
+KV_APART = {"Sglang0519"}
+
+
+@pytest.fixture(params=families.ADAPTERS)
+def adapter(request):
+    return families.load_adapter(request.param)
+
+
+def requests(adapter, *lengths: int) -> list[SimpleNamespace]:
+    kept = [SimpleNamespace(kv_committed_len=length, req_pool_idx=row) for row, length in enumerate(lengths)]
+    apart = type(adapter).__name__ in KV_APART
+    return [SimpleNamespace(kv=kv) if apart else kv for kv in kept]
+
+
+def lengths(batch) -> list[int]:
+    return [getattr(req, "kv", req).kv_committed_len for req in batch.reqs]
+
+
+def prepared(adapter, mode: Mode) -> SimpleNamespace:
+    """A batch whose two requests had 5 and 9 positions committed, after its preparation in a mode."""
+    batch = SimpleNamespace(reqs=requests(adapter, 5, 9))
+    adapter.stamp(batch, StepPlan(Decision(mode, Reason.FIXED), 2))
+    if type(adapter).__name__ in COMMITTED_BY_SGLANG:
+        for req in batch.reqs:
+            req.kv_committed_len += 1
+    if mode is Mode.PLAIN:
+        adapter.claim(batch)
+    return batch
+
+
+def test_a_prepared_plain_step_has_its_token_committed_once(adapter):
+    assert lengths(prepared(adapter, Mode.PLAIN)) == [6, 10]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_host_knows_the_lengths_before_the_step(adapter, mode):
+    assert adapter.host_seq_lens(prepared(adapter, mode)).tolist() == [5, 9]
+
+
+def test_preparing_a_plain_step_once_more_for_speculation_leaves_what_speculation_commits(adapter):
+    batch = prepared(adapter, Mode.PLAIN)
+    batch.sampling_info = None
+    for req in batch.reqs:
+        req.decode_batch_idx = 1
+
+    def prepare(batch):
+        for req in batch.reqs:
+            req.decode_batch_idx += 1
+            if type(adapter).__name__ in COMMITTED_BY_SGLANG:
+                req.kv_committed_len += 1
+
+    adapter.reserve_for_spec(batch, prepare)
+    assert lengths(batch) == ([6, 10] if type(adapter).__name__ in COMMITTED_BY_SGLANG else [5, 9])
+    assert [req.decode_batch_idx for req in batch.reqs] == [1, 1]
+
+
+def test_a_leaving_request_keeps_what_the_draft_has_seen(adapter):
+    (req,) = requests(adapter, 9)
+    adapter.limit_committed(req, lambda row, length: length - 4)
+    assert lengths(SimpleNamespace(reqs=[req])) == [5]
+
+
+@pytest.mark.parametrize("name", families.ADAPTERS)
+def test_a_plain_step_behind_a_verify_step_has_room_for_whatever_that_accepts(name, monkeypatch):
+    """SGLang to 0.5.14 has committed one slot of the verify step in advance, so the reserve counts from there."""
+    adapter = families.load_adapter(name)
+    monkeypatch.setattr(type(adapter), "arguments", lambda self, arguments: arguments)
+    most = adapter.most_accepted_tokens(SimpleNamespace(speculative_num_steps=3))
+    committed = 5 + (name in COMMITTED_BY_SGLANG)
+    position_of_the_plain_token = 5 + 3 + 1
+    assert committed + most >= position_of_the_plain_token + 1
+
+
+def test_arguments_can_be_seen_with_other_values_and_stay_as_they_are():
+    own = SimpleNamespace(steps=3, topk=1)
+    seen = Arguments(own, {"topk": None})
+    assert (seen.steps, seen.topk) == (3, None)
+    assert own.topk == 1
