@@ -12,6 +12,24 @@ _ON = {"1", "true", "yes", "on"}
 _OFF = {"", "0", "false", "no", "off"}
 
 
+def is_on() -> bool:
+    """Whether the environment asks for the plugin.
+
+    Raises:
+        Refusal: it says neither yes nor no.
+    """
+    asked = os.environ.get(ENABLE_VARIABLE, "").strip().lower()
+    if asked in _OFF or asked in _ON:
+        return asked in _ON
+    from sglang_adaptive_spec.errors import Refusal
+
+    raise Refusal(
+        f"{ENABLE_VARIABLE}={asked!r} is neither on nor off.",
+        "Guessing would serve with or without the plugin against your wish.",
+        f"Set {ENABLE_VARIABLE}=1, or unset it.",
+    )
+
+
 def register() -> None:
     """Activate the plugin in this process if the environment asks for it.
 
@@ -27,12 +45,7 @@ def register() -> None:
     from sglang_adaptive_spec.errors import Refusal
 
     try:
-        if asked not in _ON:
-            raise Refusal(
-                f"{ENABLE_VARIABLE}={asked!r} is neither on nor off.",
-                "Guessing would serve with or without the plugin against your wish.",
-                f"Set {ENABLE_VARIABLE}=1, or unset it.",
-            )
+        is_on()
         from sglang_adaptive_spec.activate import activate
 
         activate()
