@@ -1,7 +1,9 @@
 # Two commands do everything on a fresh machine: make demo, make test.
 PYTHON := .venv/bin/python
 
-.PHONY: demo test lint soak env
+NEWEST := 0.5.23
+
+.PHONY: demo test test-release test-newest lint soak env
 .DEFAULT_GOAL := test
 
 env:
@@ -12,6 +14,18 @@ demo: env
 
 test: env lint
 	$(PYTHON) -m pytest
+	$(MAKE) test-newest
+
+# All engine tests on another release: make test-release RELEASE=0.5.17. Its environment is .venv-0.5.17.
+test-release:
+	@RELEASE=$(RELEASE) tests/setup_env.sh
+	.venv-$(RELEASE)/bin/python -m pytest tests/engine
+
+# Flips on the newest release, in the layouts that differ most.
+test-newest:
+	@RELEASE=$(NEWEST) tests/setup_env.sh
+	.venv-$(NEWEST)/bin/python -m pytest tests/engine/test_tokens.py \
+	    -k "(page1-overlap-topk1 or page16-sync-topk4) and (by-load or every-3)"
 
 # What is too long for every run: ten thousand steps with flips at random moments.
 soak: env

@@ -82,7 +82,13 @@ class Server:
 
     def use(self, **settings: Any) -> bool:
         """Put other settings in charge; whether the server took them."""
-        return self.ask(settings).status_code == httpx.codes.OK
+        # In the form that all releases let through.
+        flat = {
+            f"adaptive_spec.{n}.{v}" if isinstance(v, str) else f"adaptive_spec.{n}": v for n, v in settings.items()
+        }
+        numbers = {name: 1 if isinstance(value, str) else value for name, value in flat.items()}
+        answer = self.client.post("/set_internal_state", json={"server_args": numbers})
+        return answer.status_code == httpx.codes.OK and all(answer.json())
 
     def scrape(self) -> dict[str, float]:
         """SGLang's and the plugin's metrics: values by name and labels, without the labels that all have."""

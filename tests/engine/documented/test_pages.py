@@ -190,6 +190,11 @@ def test_variables_are_set_to_what_the_plugin_reads(command: Command) -> None:
         assert Settings.from_mapping(json.loads(values[CONFIG_VARIABLE]))
 
 
+@of_kind(["python", "-m", "sglang_adaptive_spec.doctor"])
+def test_the_doctor_finds_this_machine_healthy(command: Command) -> None:
+    assert "wrapt" in shell(command.text)
+
+
 @of_kind(["make"])
 def test_make_has_the_target(command: Command) -> None:
     """What these do is what runs this test (`make test`), or takes many minutes."""
