@@ -353,7 +353,7 @@ class Sglang0514:
         return int(worker.tp_rank)
 
     def from_rank_0(self, worker: Any, value: Any) -> Any:
-        return worker.target_worker.model_runner.tp_group.broadcast_object(value, src=0)
+        return self._tp_group(worker).broadcast_object(value, src=0)
 
     def setup(self, worker: Any) -> dict[str, Any]:
         return describe_setup(worker, self.arguments(worker.server_args))
@@ -361,7 +361,7 @@ class Sglang0514:
     def free_gib(self, worker: Any) -> float:
         from sglang.srt.utils.common import get_available_gpu_memory
 
-        ranks = worker.target_worker.model_runner.tp_group
+        ranks = self._tp_group(worker)
         return float(
             get_available_gpu_memory(
                 worker.device, worker.gpu_id, distributed=ranks.world_size > 1, cpu_group=ranks.cpu_group
@@ -605,6 +605,9 @@ class Sglang0514:
 
     def _committed(self, batch: Any) -> list[int]:
         return [req.kv_committed_len for req in batch.reqs]
+
+    def _tp_group(self, worker: Any) -> Any:
+        return worker.target_worker.model_runner.tp_group
 
     def _read_done_event(self, runner: Any) -> str:
         """The attribute of a runner that says when its step has read the shared buffers."""

@@ -68,6 +68,12 @@ class Sglang0519(Sglang0517):
     def _kv(self, req: Any) -> Any:
         return req.kv
 
+    def _tp_group(self, worker: Any) -> Any:
+        del worker
+        from sglang.srt.runtime_context import get_parallel
+
+        return get_parallel().tp_group
+
     def _committed(self, batch: Any) -> list[int]:
         return [req.kv.kv_committed_len for req in batch.reqs]
 
