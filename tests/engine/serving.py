@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.server import Server as ServerProcess
 
 START_SECONDS = 240
+# Whether SGLang's messages carry more than plain numbers: a request's plain steps, why a change was refused.
+RICH_MESSAGES = version("sglang") == "0.5.14"
 MODELS = Path(__file__).parents[1] / "models"
 TARGET, DRAFT = MODELS / "target", MODELS / "draft"
 

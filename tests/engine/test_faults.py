@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from tests.engine.load import Request, differences, run_load
 from tests.engine.saboteur import install
-from tests.engine.serving import CHAIN, SPECULATION, TARGET, Server, serve
+from tests.engine.serving import CHAIN, RICH_MESSAGES, SPECULATION, TARGET, Server, serve
 from tests.models.prompts import heldout_prompts
 
 pytestmark = pytest.mark.engine
@@ -157,9 +157,12 @@ def test_repeated_faults_end_switching_and_cost_no_request(
     assert after["steps"]["plain"] == before["steps"]["plain"]
     assert after["steps"]["spec"] > before["steps"]["spec"]
     assert server.log.count(FOR_GOOD) == 1
-    refused = server.ask({"policy": "plain"})
-    assert refused.status_code == 400
-    assert "since repeated faults" in refused.json()["message"]
+    if RICH_MESSAGES:
+        refused = server.ask({"policy": "plain"})
+        assert refused.status_code == 400
+        assert "since repeated faults" in refused.json()["message"]
+    else:
+        assert not server.use(policy="plain")
     assert server.used_tokens() == 0
 
 
@@ -168,7 +171,8 @@ def accept_length(server: Server) -> float:
     server.client.post("/flush_cache").raise_for_status()
     prompts = ["\n".join(heldout_prompts(4, seed=seed)) for seed in range(62, 70)]
     metas = [server.generate(text, max_new_tokens=24, ignore_eos=True)["meta_info"] for text in prompts]
-    assert sum(meta["adaptive_spec_plain_steps"] for meta in metas) == 0
+    if RICH_MESSAGES:
+        assert sum(meta["adaptive_spec_plain_steps"] for meta in metas) == 0
     return mean(meta["spec_accept_length"] for meta in metas)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.serving import CHAIN, SPECULATION, Server, serve
+from tests.engine.serving import CHAIN, RICH_MESSAGES, SPECULATION, Server, serve
 from tests.models.prompts import heldout_prompts
 
 pytestmark = pytest.mark.engine
@@ -128,7 +128,8 @@ def test_plain_steps_count_as_no_verify_steps(base: Server, flipping: Server, pl
     request = {"max_new_tokens": 60, "ignore_eos": True}
     meta = plain.generate(prompt, **request)["meta_info"]
     assert "spec_verify_ct" not in meta
-    assert meta["adaptive_spec_plain_steps"] == 59
+    if RICH_MESSAGES:
+        assert meta["adaptive_spec_plain_steps"] == 59
 
     before = flipping.state()
     meta = flipping.generate(prompt, **request)["meta_info"]
@@ -138,7 +139,8 @@ def test_plain_steps_count_as_no_verify_steps(base: Server, flipping: Server, pl
     assert 0 < verified < 40
     assert meta["spec_verify_ct"] == pytest.approx(verified, abs=1)
     given = {mode: after["tokens"][mode] - before["tokens"][mode] for mode in ("spec", "plain")}
-    assert given["plain"] == meta["adaptive_spec_plain_steps"]
+    if RICH_MESSAGES:
+        assert given["plain"] == meta["adaptive_spec_plain_steps"]
     # The first one comes from the prefill; and what the last verify step gave behind the end, nobody gets.
     assert sum(given.values()) == meta["completion_tokens"] - 1
     assert meta["spec_accept_length"] == pytest.approx(accepted / verified, rel=0.1)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.engine.load import Request, differences, run_load
-from tests.engine.serving import CHAIN, SPECULATION, TARGET, Server, serve
+from tests.engine.serving import CHAIN, RICH_MESSAGES, SPECULATION, TARGET, Server, serve
 from tests.models.prompts import heldout_prompts
 
 pytestmark = pytest.mark.engine
@@ -113,7 +113,9 @@ def test_a_scrape_agrees_with_the_plugin_and_with_what_clients_got(server: Serve
     assert retractions > 0
     of_prefills = sum(meta["completion_tokens"] for meta in metas) - sum(tokens.values())
     assert len(metas) <= of_prefills <= len(metas) + retractions
-    assert tokens["plain"] == sum(meta["adaptive_spec_plain_steps"] for meta in metas) > 0
+    assert tokens["plain"] > 0
+    if RICH_MESSAGES:
+        assert tokens["plain"] == sum(meta["adaptive_spec_plain_steps"] for meta in metas)
     assert grew("sglang:generation_tokens_total") == sum(meta["completion_tokens"] for meta in metas)
     # SGLang's own: plain steps are no verify steps. Ours has the steps under way as requests ended, too.
     verified = sum(meta.get("spec_verify_ct", 0) for meta in metas)
@@ -241,6 +243,10 @@ BAD: list[Any] = [
 ]
 
 
+needs_rich_messages = pytest.mark.skipif(not RICH_MESSAGES, reason="SGLang lets plain numbers through alone")
+
+
+@needs_rich_messages
 @pytest.mark.parametrize("settings", GOOD, ids=str)
 def test_what_is_asked_for_holds_from_the_answer_on(server: Server, settings: dict[str, Any]) -> None:
     response = server.ask(settings, rid=f"on-call-{len(str(settings))}")
@@ -256,6 +262,7 @@ def test_what_is_asked_for_holds_from_the_answer_on(server: Server, settings: di
         assert server.scrape()[f"{OURS}policy policy={state['policy']}"] == 1
 
 
+@needs_rich_messages
 @pytest.mark.parametrize("settings", BAD, ids=str)
 def test_what_can_not_be_had_is_an_error_and_changes_nothing(server: Server, settings: Any) -> None:
     before = server.state()["settings"]
@@ -267,6 +274,7 @@ def test_what_can_not_be_had_is_an_error_and_changes_nothing(server: Server, set
     assert server.state()["settings"] == before
 
 
+@needs_rich_messages
 def test_settings_beside_sglangs_own_change_neither(server: Server) -> None:
     before = server.client.get("/server_info").json()["internal_states"][0]
     both = {"adaptive_spec": {"policy": "plain"}, "pp_max_micro_batch_size": 7}
@@ -276,6 +284,7 @@ def test_settings_beside_sglangs_own_change_neither(server: Server) -> None:
     assert after["pp_max_micro_batch_size"] == before["pp_max_micro_batch_size"]
 
 
+@needs_rich_messages
 def test_control_needs_the_api_key_and_metrics_do_not(server: Server) -> None:
     before = server.state()["settings"]
     for headers in ({}, {"Authorization": "Bearer guessed"}, {"Authorization": KEY}):
@@ -287,6 +296,7 @@ def test_control_needs_the_api_key_and_metrics_do_not(server: Server) -> None:
     assert server.state()["settings"] == before
 
 
+@needs_rich_messages
 def test_control_from_all_sides_under_load_loses_no_request(
     server: Server, load: list[Request], reference: list[list[int]]
 ) -> None:
