@@ -14,7 +14,6 @@ demo: env
 
 test: env lint
 	$(PYTHON) -m pytest
-	$(MAKE) test-newest
 
 # All engine tests on another release: make test-release RELEASE=0.5.17. Its environment is .venv-0.5.17.
 test-release:
