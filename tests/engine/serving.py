@@ -103,12 +103,16 @@ class Server:
                 values[sample.name + "".join(f" {name}={value}" for name, value in labels)] = sample.value
         return values
 
-    def used_tokens(self) -> int:
-        """KV slots in use after the radix cache is emptied; waits for running requests to leave."""
+    def flush(self) -> None:
+        """Empty the radix cache, once running requests have left: SGLang refuses before."""
         deadline = time.monotonic() + 30
         while self.client.post("/flush_cache").status_code != 200:
             assert time.monotonic() < deadline, f"the server does not fall idle\n{self.process.log_tail()}"
             time.sleep(0.1)
+
+    def used_tokens(self) -> int:
+        """KV slots in use after the radix cache is emptied; waits for running requests to leave."""
+        self.flush()
         loads = self.client.get("/v1/loads").raise_for_status().json()["loads"]
         return sum(int(load["num_used_tokens"]) for load in loads)
 

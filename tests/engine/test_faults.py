@@ -168,7 +168,7 @@ def test_repeated_faults_end_switching_and_cost_no_request(
 
 def accept_length(server: Server) -> float:
     """Of the first few tokens behind long prompts that are new to the server: what it makes of a prompt."""
-    server.client.post("/flush_cache").raise_for_status()
+    server.flush()
     prompts = ["\n".join(heldout_prompts(4, seed=seed)) for seed in range(62, 70)]
     metas = [server.generate(text, max_new_tokens=24, ignore_eos=True)["meta_info"] for text in prompts]
     if RICH_MESSAGES:
