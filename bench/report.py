@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,20 +34,30 @@ def markdown(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured_on(results: Results) -> str:
+    """Machine, packages and plugin of a result file, without a full stop."""
+    machine = results.header["host"]
+    packages = machine["packages"]
+    return (
+        f"{machine['gpu'] or machine['cpu']}; SGLang {packages['sglang']}, torch {packages['torch']}; "
+        f"plugin at {machine['commit']} ({machine['plugin_digest']})"
+    )
+
+
+def acceptance(results: Results) -> str:
+    """Where the accept length of a result file comes from."""
+    return f"accept length {results.header['settings']['simulate_accept_length'] or 'not simulated'}"
+
+
 def _heading(results: Results) -> Iterator[str]:
     head = results.header
-    settings, machine = head["settings"], head["host"]
-    packages = machine["packages"]
-    accept = settings["simulate_accept_length"]
+    settings = head["settings"]
     yield f"# Decode throughput, {head['started']}"
     yield ""
-    yield (
-        f"{machine['gpu'] or machine['cpu']}; SGLang {packages['sglang']}, torch {packages['torch']}; "
-        f"plugin at {machine['commit']} ({machine['plugin_digest']})."
-    )
+    yield f"{measured_on(results)}."
     yield (
         f"{settings['model_shape']} shape with dummy weights; {settings['input_tokens']} tokens in, "
-        f"{settings['output_tokens']} out; accept length {accept if accept else 'not simulated'}; prefix cache off; "
+        f"{settings['output_tokens']} out; {acceptance(results)}; prefix cache off; "
         f"{settings['repeats']} repeats, {settings['rounds']} round(s)."
     )
     yield ""
@@ -69,6 +79,7 @@ def _table(results: Results, backend: str) -> Iterator[str]:
             ratio = results.ratio(backend, mode, reference, concurrency, by_step=by_step)
             cells.append("" if ratio is None else f"{ratio.value:.3f}")
         yield f"| {concurrency} | " + " | ".join(cells) + " |"
+    yield from _switches(results, backend)
     latencies = [row for row in results.measurements if row["backend"] == backend and "streamed" in row]
     if latencies:
         yield ""
@@ -80,6 +91,26 @@ def _table(results: Results, backend: str) -> Iterator[str]:
                 f"| {row['mode']} | {row['concurrency']} | {s['ttft_p50_ms']:.1f} / {s['ttft_p99_ms']:.1f} "
                 f"| {s['itl_p50_ms']:.2f} / {s['itl_p99_ms']:.2f} |"
             )
+
+
+def _switches(results: Results, backend: str) -> Iterator[str]:
+    """What the plugin's own clock says of the first step in a mode, against an ordinary one of that mode."""
+    lines = []
+    for row in results.measurements:
+        times = [repeat.get("plugin_times") for repeat in row["repeats"] if row["backend"] == backend]
+        for to in ("spec", "plain"):
+            first = [ms for each in times if each for ms in each["switch_ms"][to]]
+            usual = [each["step_ms"][to] for each in times if each and each["step_ms"][to] is not None]
+            if first and usual:
+                figures = f"{median(first):.1f} ({len(first)}) | {median(usual):.1f}"
+                lines.append(f"| {row['mode']} | {row['concurrency']} | {to} | {figures} |")
+    if lines:
+        yield ""
+        yield "Time from the last result in one mode to the first in the other, median (switches timed); both in ms."
+        yield ""
+        yield "| mode | concurrency | switch to | its first step | an ordinary step |"
+        yield "| --- | ---: | --- | ---: | ---: |"
+        yield from lines
 
 
 def _figure(results: Results, backend: str, mode: str, concurrency: int) -> str:
@@ -158,12 +189,22 @@ def _device(results: Results) -> str:
 
 def write(path: Path) -> None:
     """Write and print the table, and draw the plot, beside a result file."""
+    save(path, markdown, plot)
+
+
+def save(
+    path: Path, to_markdown: Callable[[Results], str], to_plot: Callable[[Results, Path], bool] | None = None
+) -> None:
+    """Write and print a result file's table, and draw its plot, beside it."""
     results = Results.read(path)
-    table = markdown(results)
+    table = to_markdown(results)
     path.with_suffix(".md").write_text(table)
     print(f"\n{table}", flush=True)
-    if not plot(results, path.with_suffix(".png")):
-        print("No plot: matplotlib is missing, or nothing was measured. Later: python -m bench.report FILE", flush=True)
+    if to_plot is not None and not to_plot(results, path.with_suffix(".png")):
+        print(
+            f"No plot: matplotlib is missing, or nothing was measured. Later: python -m {to_plot.__module__} FILE",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from unittest import mock
 
 from bench.modes import BenchMode
 from bench.ramp.__main__ import ramp_modes
+from bench.report import acceptance, measured_on, save
 from bench.results import Results, Row
 from bench.server import Server
 from bench.serving import Measurement, NotProvenError, add_options, comma, result_file, say, settle_options, state_of
@@ -99,19 +100,14 @@ def markdown(results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     head = results.header
-    settings, machine = head["settings"], head["host"]
-    packages = machine["packages"]
-    accept = settings["simulate_accept_length"]
+    settings = head["settings"]
     yield f"# Serving through HTTP, {head['started']}"
     yield ""
-    yield (
-        f"{machine['gpu'] or machine['cpu']}; SGLang {packages['sglang']}, torch {packages['torch']}; "
-        f"plugin at {machine['commit']} ({machine['plugin_digest']}); {settings['attention_backend']}."
-    )
+    yield f"{measured_on(results)}; {settings['attention_backend']}."
     yield (
         f"{settings['model'] or settings['model_shape'] + ' shape with dummy weights'}; {settings['num_prompts']} "
         f"requests a run, {settings['input_tokens']} tokens in, {settings['output_tokens']} out, at most "
-        f"{settings['max_running_requests']} at once; accept length {accept if accept else 'not simulated'}; answers "
+        f"{settings['max_running_requests']} at once; {acceptance(results)}; answers "
         f"{'streamed' if settings['stream'] else 'whole'}. Medians of {settings['repeats']} runs."
     )
     yield ""
@@ -146,9 +142,7 @@ def runs_of(results: Results, mode: str, rate: str | None = None) -> list[Row]:
 
 def write(path: Path) -> None:
     """Write and print the table beside a result file."""
-    table = markdown(Results.read(path))
-    path.with_suffix(".md").write_text(table)
-    print(f"\n{table}", flush=True)
+    save(path, markdown)
 
 
 def main(argv: list[str]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.report import acceptance, measured_on, save
 from bench.results import Results, Row
 
 _LATE_MS = 100.0
@@ -26,19 +27,14 @@ def markdown(results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     head = results.header
-    settings, machine = head["settings"], head["host"]
-    packages = machine["packages"]
-    accept = settings["simulate_accept_length"]
+    settings = head["settings"]
     model = settings["model"] or f"{settings['model_shape']} shape with dummy weights"
     yield f"# Ramp, {head['started']}"
     yield ""
-    yield (
-        f"{machine['gpu'] or machine['cpu']}; SGLang {packages['sglang']}, torch {packages['torch']}; "
-        f"plugin at {machine['commit']} ({machine['plugin_digest']}); {settings['attention_backend']}."
-    )
+    yield f"{measured_on(results)}; {settings['attention_backend']}."
     yield (
         f"{model}; {settings['input_tokens']} tokens in, {settings['output_tokens'] // 2} to "
-        f"{settings['output_tokens']} out; accept length {accept if accept else 'not simulated'}; threshold "
+        f"{settings['output_tokens']} out; {acceptance(results)}; threshold "
         f"{settings['threshold']}. Requests a second: {settings['phases']} (times x {settings['time_scale']:g}, rates "
         f"x {settings['rate_scale']:g}), seed {settings['seed']}."
     )
@@ -126,12 +122,7 @@ def _curve(rows: list[Row], column: str) -> tuple[list[Any], list[Any]]:
 
 def write(path: Path) -> None:
     """Write and print the table, and draw the plot, beside a result file."""
-    results = Results.read(path)
-    table = markdown(results)
-    path.with_suffix(".md").write_text(table)
-    print(f"\n{table}", flush=True)
-    if not plot(results, path.with_suffix(".png")):
-        print("No plot: matplotlib is missing, or nothing was measured.", flush=True)
+    save(path, markdown, plot)
 
 
 if __name__ == "__main__":
