@@ -97,7 +97,9 @@ def through_the_radix_cache(server: Server) -> float:
     server.used_tokens()
     prompts = [token_ids(text) for text in heldout_prompts(LONG, seed=77, max_size=40)]
     assert server.use(policy="plain")
+    before = server.state()["steps"]["plain"]
     longer = [prompt + generate(server, prompt, 150)["output_ids"][:120] for prompt in prompts]
+    assert server.state()["steps"]["plain"] - before >= 120 * len(prompts), "the prefixes were not generated plainly"
     assert server.use(policy="spec")
     hits = [generate(server, ids, AFTER_TOKENS) for ids in longer]
     for prompt, hit in zip(prompts, hits, strict=True):

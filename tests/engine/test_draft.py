@@ -74,7 +74,10 @@ def test_drafts_of_other_kinds_change_no_token(
 ) -> None:
     """The target is the same in all kinds of pairs, so the tokens are."""
     assert of_another_kind.use(policy="alternate", alternate_period_steps=3)
+    before = of_another_kind.state()["steps"]
     assert differences(load, reference, run_load(of_another_kind, load)) == []
+    after = of_another_kind.state()["steps"]
+    assert min(after[mode] - before[mode] for mode in after) >= 6, "too few steps in one of the modes to show anything"
     assert of_another_kind.use(**THRESHOLD)
     assert of_another_kind.used_tokens() == 0
 
