@@ -11,6 +11,7 @@ from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.telemetry import ModeOnDecodeLine
 
 _MODULE = "sglang.srt.managers.scheduler_components.metrics_reporter"
+_DECODE_LINE = "Decode batch"
 
 
 def _begin(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: Any, kwargs: Any) -> Any:
@@ -19,7 +20,7 @@ def _begin(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: An
         plugin.engine.publish_with(reporter)
         if plugin.engine.runtime is not None:
             # SGLang's line is one message, finished; a filter is what logging offers to add to one.
-            logging.getLogger(_MODULE).addFilter(ModeOnDecodeLine(plugin.engine.controller.steps))
+            logging.getLogger(_MODULE).addFilter(ModeOnDecodeLine(_DECODE_LINE, plugin.engine.controller.steps))
     return begun
 
 

@@ -24,9 +24,9 @@ from sglang_adaptive_spec import __version__
 from sglang_adaptive_spec.activate import activate, check_lock, installed_root, installed_sglang, lock_for
 from sglang_adaptive_spec.config import CONFIG_VARIABLE, Settings, read_config_variable
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.other_plugins import hooks_on, wrappers_in
 from sglang_adaptive_spec.patching import chain
 from sglang_adaptive_spec.plugin import ENABLE_VARIABLE, is_on
+from sglang_adaptive_spec.releases.other_plugins import hooks_on, wrappers_in
 
 ENTRY_POINT_GROUP = "sglang.srt.plugins"
 ENTRY_POINT = "adaptive_spec"

@@ -19,7 +19,7 @@ from typing import Any
 import wrapt
 
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.other_plugins import replaced_by, replaces
+from sglang_adaptive_spec.releases.other_plugins import replaced_by, replaces
 
 Wrapper = Callable[..., Any]
 """``wrapper(owner, wrapped, instance, args, kwargs)``: wrapt's shape behind the object that owns the patch."""

@@ -243,18 +243,18 @@ class ModeOnDecodeLine(logging.Filter):
     """Adds to SGLang's decode log line the mode of the steps since the line before.
 
     Args:
+        start: What the line begins with.
         steps: Steps by mode since the start, kept up to date.
     """
 
-    START = "Decode batch"
-
-    def __init__(self, steps: Mapping[Mode, int]) -> None:
+    def __init__(self, start: str, steps: Mapping[Mode, int]) -> None:
         super().__init__()
+        self._start = start
         self._steps = steps
         self._seen: Counter[Mode] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.msg, str) and record.msg.startswith(self.START):
+        if isinstance(record.msg, str) and record.msg.startswith(self._start):
             spec, plain = (self._steps[mode] - self._seen[mode] for mode in (Mode.SPEC, Mode.PLAIN))
             self._seen = Counter(self._steps)
             mode = f"mixed {spec} spec/{plain} plain" if spec and plain else "plain" if plain else "spec"

@@ -160,7 +160,7 @@ def line(caplog):
     """Logs SGLang's line after some steps, and says what became of it."""
     steps = Counter()
     logger = logging.getLogger("test.decode_line")
-    mode = ModeOnDecodeLine(steps)
+    mode = ModeOnDecodeLine("Decode batch", steps)
     logger.addFilter(mode)
 
     def log(message="Decode batch, #running-req: 3, #queue-req: 0", **ran):
