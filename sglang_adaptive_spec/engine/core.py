@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_adaptive_spec import calibration
 from sglang_adaptive_spec.clock import StepClock, StepTime
-from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.costs import StepCosts
 from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
@@ -130,6 +130,14 @@ class AdaptiveEngine:
             ring_gib = self.release.draft_ring_gib(worker, chunk_tokens)
             if ring_gib <= free_gib * _RING_SHARE:
                 break
+            if self.settings.catch_up_tokens != DEFAULT_CATCH_UP_TOKENS:
+                # Asked for, unlike the default, which is ours to lower.
+                raise Refusal(
+                    f"{chunk_tokens} tokens a request waiting for the draft would take {ring_gib:.2f} of "
+                    f"{free_gib:.2f} GiB free.",
+                    f"They may take {_RING_SHARE:.0%} of it: graphs and forwards need the rest.",
+                    "Choose a smaller --adaptive-spec-catch-up-tokens, leave it out, or lower --max-running-requests.",
+                )
             logger.warning(
                 "adaptive-spec: %d tokens a request waiting for the draft would take %.2f of %.2f GiB free; half as "
                 "many are kept. Fewer --max-running-requests leave room for more.",

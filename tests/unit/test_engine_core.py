@@ -808,6 +808,15 @@ def test_fewer_tokens_wait_where_memory_is_short(free_gib, tokens):
     assert release.catch_up_tokens == engine.catch_up_chunk_tokens == tokens
 
 
+def test_a_number_of_waiting_tokens_that_was_asked_for_is_not_lowered_but_refused():
+    release = FakeRelease()
+    release.free = 0.1
+    settings = Settings(disable_batch_threshold=4, catch_up_tokens=64)
+    engine = release.engine = AdaptiveEngine(settings, release, server_args=None)
+    with pytest.raises(Refusal, match="64 tokens a request waiting for the draft would take"):
+        engine.build(worker=None)
+
+
 def test_a_chunk_as_long_as_the_context_is_refused():
     with pytest.raises(Refusal, match="1000 tokens are to wait"):
         make_engine(Settings(policy="alternate", catch_up_tokens=1000))
