@@ -215,3 +215,22 @@ def test_two_ranks_with_clocks_of_their_own_decide_alike():
     ranks = Ranks(seeded_costs(machine), 8, max_accept_length=MAX_ACCEPT_LENGTH)
     run = serve(ranks, machine, up_and_down(*RAMP, seconds=3), relay_steps=64, clock=CLOCKS["stalls"])
     assert run.switches()
+
+
+def worst_of(seeds: int) -> None:
+    """Print the table of docs/how-it-decides.md: ``python -m tests.unit.test_auto_policy_traces``."""
+    for name, trace in TRACES.items():
+        machine = Machine(trace.backend)
+        runs = [
+            serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, relay_steps=start.relay_steps)
+            for start in STARTS.values()
+            for seed in range(seeds)
+        ]
+        regret = 100 * max(run.regret for run in runs)
+        switches = max(len(run.switches()) for run in runs)
+        probes = max(len(run.switches(probes=True)) // 2 for run in runs)
+        print(f"| {name} | {regret:.2f} | {switches} ({allowed(trace)}) | {probes} |", flush=True)
+
+
+if __name__ == "__main__":
+    worst_of(seeds=6)
