@@ -39,6 +39,11 @@ _NEVER_SERVED_DOUBT = 0.5
 """At least, in place of the three before, for a mode of which serving has shown nothing yet."""
 
 
+def _typical_tokens(context: int) -> int:
+    """The middle of a context class."""
+    return 3 << (_SHORT_CONTEXT_BITS + context - 2) if context else 1 << (_SHORT_CONTEXT_BITS - 1)
+
+
 class Estimate(NamedTuple):
     """An expected step time.
 
@@ -196,38 +201,70 @@ class StepCosts:
         return doubt if mode in self._served else max(doubt, _NEVER_SERVED_DOUBT)
 
     def _derive(self, mode: Mode, bucket: int, context: int) -> Estimate | None:
-        known = self._known
-        if not known[mode]:
+        known = self._known[mode]
+        if not known:
             return None
-        # The same class for both modes, or the one that knows a long context would look slow beside the other.
-        context = min(known[Mode.SPEC].keys() | known[Mode.PLAIN].keys(), key=lambda c: (abs(c - context), c))
         seconds, inside = self._along(mode, bucket, context)
         if inside:
             return Estimate(seconds, self._doubt(mode, _DERIVED_DOUBT), "derived")
-        home = max(known[mode], key=lambda c: (len(known[mode][c]), -c))
+        line = self._across(mode, bucket, context)
+        if line is not None:
+            seconds, inside = line
+            return Estimate(seconds, self._doubt(mode, _DERIVED_DOUBT if inside else _TRANSFERRED_DOUBT), "derived")
+        home = max(known, key=lambda c: (len(known[c]), -c))
         base, inside = self._along(mode, bucket, home)
         if not inside:
             base += self._growth(mode.other, self._edge(mode, bucket, home), bucket, home)
         seconds = max(base + self._context_extra(mode, bucket, home, context), base / _MOST_CHANGE)
         return Estimate(seconds, self._doubt(mode, _TRANSFERRED_DOUBT) if inside else math.inf, "derived")
 
+    def _across(self, mode: Mode, bucket: int, context: int) -> tuple[float, bool] | None:
+        """Seconds on a line over context classes, and whether one is known on either side; None below two classes.
+
+        Attention reads the whole KV cache once a step, so a step's time grows linearly with the context.
+        """
+        known = []
+        for each in sorted(self._known[mode]):
+            seconds, inside = self._along(mode, bucket, each)
+            if inside:
+                known.append((_typical_tokens(each), seconds))
+        if len(known) < 2:
+            return None
+        at = _typical_tokens(context)
+        right = bisect_left(known, (at, 0.0))
+        inside = 0 < right < len(known)
+        # Outside, the longest line that there is: two neighbours may differ by little more than chance.
+        (low, low_seconds), (high, high_seconds) = known[right - 1 : right + 1] if inside else (known[0], known[-1])
+        start, start_seconds = (high, high_seconds) if right == len(known) else (low, low_seconds)
+        slope = max(0.0, (high_seconds - low_seconds) / (high - low))
+        return max(start_seconds + slope * (at - start), start_seconds / _MOST_CHANGE), inside
+
     def _context_extra(self, mode: Mode, bucket: int, home: int, context: int) -> float:
         """Seconds that a context class adds to what a mode's best-known class takes."""
-        if context == home:
-            return 0.0
+        # The same class for both modes, or the one that knows a long context would look slow beside the other.
+        nearest = min(
+            self._known[Mode.SPEC].keys() | self._known[Mode.PLAIN].keys(), key=lambda c: (abs(c - context), c)
+        )
         # From where this bucket is known or the nearest one to it; the other mode is as far as half as large again.
-        own, others = self._edge(mode, bucket, context), self._edge(mode.other, bucket, context)
+        own, others = self._edge(mode, bucket, nearest), self._edge(mode.other, bucket, nearest)
         places = [
             (abs(math.log(own / bucket)), mode, own),
             (_OTHER_MODE_DISTANCE, mode.other, bucket),
             (_OTHER_MODE_DISTANCE + abs(math.log(others / bucket)), mode.other, others),
         ]
         for _, whose, at in sorted(places):
-            there, inside = self._along(whose, at, context)
-            here, also_inside = self._along(whose, at, home)
-            if inside and also_inside:
+            there, here = (self._at(whose, at, each) for each in (context, home))
+            if there is not None and here is not None:
                 return there - here
         return 0.0
+
+    def _at(self, mode: Mode, bucket: int, context: int) -> float | None:
+        """Seconds measured, between measurements or on a line through them; None where a mode has none of these."""
+        seconds, inside = self._along(mode, bucket, context)
+        if inside:
+            return seconds
+        line = self._across(mode, bucket, context)
+        return line and line[0]
 
     def _growth(self, mode: Mode, start: int, bucket: int, context: int) -> float:
         """Seconds that a mode takes longer for one bucket than for another; 0 where it does not know both."""

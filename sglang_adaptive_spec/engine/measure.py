@@ -8,9 +8,11 @@ from typing import Any
 
 from sglang_adaptive_spec.costs import StepCosts
 from sglang_adaptive_spec.modes import Mode
-from sglang_adaptive_spec.releases.base import PlainRuntime, Release
+from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime, Release
 
-CONTEXT_TOKENS = 1024
+CONTEXTS_TOKENS = (256, 3072)
+"""A short and a long context: verifying may read the KV cache less well than a plain step does, so that the longer
+contexts are, the less speculation pays. Each is the middle of its class."""
 _MOST_STEPS = 5
 _REPEATS = 2
 _SECONDS_A_SAMPLE = 0.25
@@ -52,21 +54,31 @@ def measure(
         if release.from_rank_0(worker, spent > budget_seconds):
             break
         progress.set_postfix_str(f"bs={requests}", refresh=False)
-        with release.idle_batch(worker, runtime, requests, CONTEXT_TOKENS) as idle:
-            if idle is None:
-                continue
-            first = release.from_rank_0(worker, {mode: idle.seconds_a_step(mode, 1) for mode in Mode})
-            steps = {mode: max(1, min(_MOST_STEPS, int(_SECONDS_A_SAMPLE / first[mode]))) for mode in Mode}
-            start = time.perf_counter()
-            # In turns, so that whatever else the machine does meets both; and the least, since it only ever adds.
-            taken = [{mode: idle.seconds_a_step(mode, steps[mode]) for mode in Mode} for _ in range(_REPEATS)]
-            spent += time.perf_counter() - start
-            for mode in Mode:
-                seconds = release.from_rank_0(worker, min(sample[mode] for sample in taken))
-                costs.seed(mode, requests, idle.context_tokens, seconds)
-        measured += 1
+        contexts: set[int] = set()
+        for context_tokens in CONTEXTS_TOKENS:
+            with release.idle_batch(worker, runtime, requests, context_tokens) as idle:
+                # The pool may hold no longer contexts than were timed already.
+                if idle is None or costs.context_class(idle.context_tokens) in contexts:
+                    continue
+                contexts.add(costs.context_class(idle.context_tokens))
+                spent += _time(release, worker, idle, costs)
+        measured += bool(contexts)
     progress.close()
     return measured
+
+
+def _time(release: Release, worker: Any, idle: IdleBatch, costs: StepCosts) -> float:
+    """Time both modes on one batch, and return the seconds spent."""
+    first = release.from_rank_0(worker, {mode: idle.seconds_a_step(mode, 1) for mode in Mode})
+    steps = {mode: max(1, min(_MOST_STEPS, int(_SECONDS_A_SAMPLE / first[mode]))) for mode in Mode}
+    start = time.perf_counter()
+    # In turns, so that whatever else the machine does meets both; and the least, since it only ever adds.
+    taken = [{mode: idle.seconds_a_step(mode, steps[mode]) for mode in Mode} for _ in range(_REPEATS)]
+    spent = time.perf_counter() - start
+    for mode in Mode:
+        seconds = release.from_rank_0(worker, min(sample[mode] for sample in taken))
+        costs.seed(mode, idle.requests, idle.context_tokens, seconds)
+    return spent
 
 
 def spread(sizes: Sequence[int]) -> Iterator[int]:

@@ -42,8 +42,12 @@ class IdleBatch(Protocol):
     """Decode steps on made-up requests of one length, which every step starts from again."""
 
     @property
+    def requests(self) -> int:
+        """Requests in the batch."""
+
+    @property
     def context_tokens(self) -> int:
-        """Length of each request before the step."""
+        """Length of each before the step."""
 
     def seconds_a_step(self, mode: Mode, steps: int) -> float:
         """Launch some steps in a row and divide the time by their number."""

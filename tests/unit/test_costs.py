@@ -145,9 +145,34 @@ def test_a_context_class_that_neither_mode_knows_is_the_nearest_one_for_both():
     costs = StepCosts(GRAPHS)
     costs.seed(PLAIN, 8, 300, 0.005)
     costs.seed(SPEC, 8, 300, 0.008)
+    assert {mode: costs.seconds(mode, 8, 40_000) for mode in Mode} == {PLAIN: 0.005, SPEC: 0.008}
+
+
+def test_beyond_the_contexts_of_one_mode_both_grow_as_that_one_shows():
+    costs = StepCosts(GRAPHS)
+    costs.seed(PLAIN, 8, 300, 0.005)
+    costs.seed(SPEC, 8, 300, 0.008)
     served(costs, SPEC, 8, 9000, 0.020)
-    both = {mode: costs.seconds(mode, 8, 40_000) for mode in Mode}
-    assert both == {mode: costs.seconds(mode, 8, 9000) for mode in Mode}
+    spec, plain = (costs.seconds(mode, 8, 40_000) for mode in (SPEC, PLAIN))
+    assert spec > 0.020
+    assert spec - plain == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize(("tokens", "ms"), [(256, 5.0), (768, 5.5), (1536, 6.25), (3072, 7.75), (12_288, 16.75)])
+def test_between_and_beyond_two_context_lengths_a_time_lies_on_their_line(tokens, ms):
+    """Attention reads the whole KV cache."""
+    costs = StepCosts(GRAPHS)
+    for requests in (1, 16):
+        costs.seed(PLAIN, requests, 256, 0.005)
+        costs.seed(PLAIN, requests, 3072, 0.00775)
+    assert costs.seconds(PLAIN, 8, tokens) == pytest.approx(ms * 1e-3)
+
+
+def test_a_longer_context_is_never_guessed_to_be_quicker():
+    costs = StepCosts(GRAPHS)
+    costs.seed(PLAIN, 8, 256, 0.005)
+    costs.seed(PLAIN, 8, 3072, 0.004)
+    assert costs.seconds(PLAIN, 8, 12_000) == 0.004
 
 
 def test_what_serving_adds_to_one_bucket_it_adds_to_the_others():

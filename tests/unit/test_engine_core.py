@@ -129,7 +129,7 @@ class FakeRelease:
             assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang", None) == "sglang"
             return SECONDS[mode] * requests
 
-        yield SimpleNamespace(context_tokens=context_tokens, seconds_a_step=seconds_a_step)
+        yield SimpleNamespace(requests=requests, context_tokens=context_tokens, seconds_a_step=seconds_a_step)
 
     def rows_in_all(self, worker):
         return 64

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sglang_adaptive_spec.costs import StepCosts
+from sglang_adaptive_spec.engine.measure import CONTEXTS_TOKENS
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Observation, Policy
 
@@ -129,9 +130,10 @@ class Run:
         return [(step, now) for step, now in made if (now.reason in PROBING) is probes]
 
     def modes_at_end_of_loads(self) -> list[Mode]:
-        """The mode that each stretch of one load ended in."""
+        """The mode that each stretch of one load ended in, or would have returned to after a probe."""
         ends = [i for i, (a, b) in enumerate(zip(self.loads, self.loads[1:], strict=False)) if a is not b]
-        return [self.decisions[i].mode for i in [*ends, len(self.loads) - 1]]
+        last = [self.decisions[i] for i in [*ends, len(self.loads) - 1]]
+        return [decision.mode.other if decision.reason is Reason.PROBE else decision.mode for decision in last]
 
 
 def probability(accept_length: float) -> float:
@@ -155,20 +157,21 @@ def accepted(rng: random.Random, chance: float, requests: int) -> int:
 
 
 def seeded_costs(
-    machine: Machine, context_tokens: int = 1024, bias: Callable[[Mode], float] = lambda mode: 0.93
+    machine: Machine, contexts: Sequence[int] = CONTEXTS_TOKENS, bias: Callable[[Mode], float] = lambda mode: 0.93
 ) -> StepCosts:
-    """Step times as start-up measures them: at one context length, without the host's share.
+    """Step times as start-up measures them: at some context lengths, without the host's share.
 
     Args:
         machine: Where.
-        context_tokens: At which all is measured.
+        contexts: At which all is measured, in tokens.
         bias: What start-up sees of a step's time, by mode.
     """
     costs = StepCosts(dict.fromkeys(Mode, BUCKETS))
     for mode in Mode:
         for requests in BUCKETS:
-            ms = machine.milliseconds(mode, requests, context_tokens)
-            costs.seed(mode, requests, context_tokens, ms * 1e-3 * bias(mode))
+            for context_tokens in contexts:
+                ms = machine.milliseconds(mode, requests, context_tokens)
+                costs.seed(mode, requests, context_tokens, ms * 1e-3 * bias(mode))
     return costs
 
 
