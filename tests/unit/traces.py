@@ -33,8 +33,9 @@ SPEC_MS = {
 }
 _KV_MS_PER_TOKEN = 32 * 2 * 8 * 128 * 2 / 4.0e12 * 1e3
 """Reading the KV cache: layers, keys and values, heads, head size, bytes; at what an H200 reads in a second."""
-_SPEC_READS = 1 + 3 / 32
-"""Of the KV cache in a speculative step: the verify all layers, each draft step one of 32."""
+_SPEC_READS = {"fa3": 1 + 3 / 32, "triton": 16.5}
+"""Of the KV cache in a speculative step. The verify reads all layers, each draft step one of 32; triton's verify takes
+far longer than that: 15.5, 47.4 and 188 ms at 1024 tokens, batch 16, 64 and 256 (bench/results/h200-triton-envelope)."""
 
 
 def between(table: Mapping[int, float], requests: int) -> float:
@@ -69,7 +70,7 @@ class Machine:
         """A usual step: its graph is padded, its attention is not."""
         bucket = BUCKETS[bisect_left(BUCKETS, requests)]
         table = PLAIN_MS if mode is Mode.PLAIN else SPEC_MS[self.backend]
-        reads = 1.0 if mode is Mode.PLAIN else _SPEC_READS
+        reads = 1.0 if mode is Mode.PLAIN else _SPEC_READS[self.backend]
         kv_ms = _KV_MS_PER_TOKEN * requests * (context_tokens - BENCH_CONTEXT_TOKENS) * reads
         return max(between(table, bucket) + kv_ms, 1.0)
 
