@@ -9,20 +9,23 @@ from statistics import fmean
 from typing import Any
 
 from bench.measure import percentile
-from bench.ramp.client import Answer, Moment, Recording
+from bench.ramp.client import Answer, Moment, Recording, Switch
 from bench.ramp.trace import Phase, boundaries
 from bench.results import Row
+from sglang_adaptive_spec.modes import Reason
 
 
 def summary(recording: Recording, phases: Sequence[Phase]) -> Row:
     """A whole ramp in figures.
 
     ``window_tokens`` came before the last phase ended: a server that can't keep up has not answered all by then.
-    ``most_switches_a_phase`` counts what follows the last phase with it.
+    ``most_switches_a_phase`` counts what follows the last phase with it. A probe that found the other mode no faster
+    is no switch: the policy ``auto`` tries it for some steps, within a budget of its own.
     """
     answers, edges = recording.answers, boundaries(phases)
     window_s = edges[-1]
-    by_phase = Counter(_phase_of(switch.at_s, edges) for switch in recording.switches)
+    lasting = without_probes(recording.switches)
+    by_phase = Counter(_phase_of(switch.at_s, edges) for switch in lasting)
     first, last = recording.moments[0], recording.moments[-1]
     plain, spec = last.plain_steps - first.plain_steps, last.spec_steps - first.spec_steps
     return {
@@ -38,10 +41,22 @@ def summary(recording: Recording, phases: Sequence[Phase]) -> Row:
         "most_running": max(moment.running for moment in recording.moments),
         "most_waiting": max(moment.waiting for moment in recording.moments),
         "plain_step_share": round(plain / (plain + spec), 4) if plain + spec else None,
-        "switches": last.switches - first.switches,
+        "switches": len(lasting),
+        "probes": (len(recording.switches) - len(lasting)) // 2,
         "switches_by_phase": [by_phase[number] for number in range(len(phases))],
         "most_switches_a_phase": max(by_phase.values(), default=0),
     }
+
+
+def without_probes(switches: Sequence[Switch]) -> list[Switch]:
+    """The switches that lasted: a probe of no use goes there and back."""
+    lasting: list[Switch] = []
+    for switch in switches:
+        if switch.reason == Reason.PROBE_OVER and lasting and lasting[-1].reason in (Reason.PROBE, Reason.NO_DATA):
+            lasting.pop()
+        else:
+            lasting.append(switch)
+    return lasting
 
 
 def seconds(recording: Recording, phases: Sequence[Phase]) -> Iterator[Row]:

@@ -48,15 +48,16 @@ def _lines(results: Results) -> Iterator[str]:
     yield ""
     yield (
         "| mode | tokens served | TTFT, ms | inter-token, ms | latency, s | all answered after, s | plain steps "
-        "| switches (most in a phase) |"
+        "| switches (most in a phase) | probes |"
     )
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for row in results.of_kind("measurement"):
         plain = row["plain_step_share"]
         yield (
             f"| {row['mode']} | {row['window_tokens']} | {_spread(row['ttft_ms'], 1, 0)} "
             f"| {_spread(row['itl_ms'], 1, 2)} | {_spread(row['latency_ms'], 1000, 2)} | {row['drained_s']:.1f} "
-            f"| {'' if plain is None else f'{plain:.0%}'} | {row['switches']} ({row['most_switches_a_phase']}) |"
+            f"| {'' if plain is None else f'{plain:.0%}'} | {row['switches']} ({row['most_switches_a_phase']}) "
+            f"| {row['probes']} |"
         )
     late = max((row["sent_late_ms"]["p99"] for row in results.of_kind("measurement")), default=0.0)
     yield ""

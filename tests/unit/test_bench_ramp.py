@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bench.ramp.outcome import complaints, seconds, summary
 from bench.ramp.trace import Phase, arrivals, boundaries, make_trace, parse_phases
 from bench.results import Results, append_row
 from bench.serving import flags
+from sglang_adaptive_spec.modes import Mode, Reason
 
 HEADER: dict[str, Any] = {
     "kind": "header",
@@ -135,6 +137,23 @@ def test_summary_is_the_area_under_the_curves() -> None:
     assert row["plain_step_share"] == 0.5
     # What follows the last phase belongs to it.
     assert (row["switches"], row["switches_by_phase"], row["most_switches_a_phase"]) == (3, [0, 3], 3)
+
+
+def switch(at_s: float, after: Mode, reason: Reason) -> Switch:
+    return Switch(at_s, after.other.value, after.value, reason.value, 4)
+
+
+def test_a_probe_of_no_use_is_no_switch() -> None:
+    switches = [
+        switch(0.5, Mode.PLAIN, Reason.PROBE),
+        switch(0.6, Mode.SPEC, Reason.PROBE_OVER),
+        switch(1.0, Mode.PLAIN, Reason.PLAIN_FASTER),
+        switch(2.1, Mode.SPEC, Reason.PROBE),
+        switch(2.2, Mode.PLAIN, Reason.PROBE_OVER),
+        switch(3.0, Mode.SPEC, Reason.PROBE),  # found to be faster: it stays
+    ]
+    row = summary(replace(RECORDING, switches=switches), PHASES_OF_TWO)
+    assert (row["switches"], row["switches_by_phase"], row["probes"]) == (2, [1, 1], 2)
 
 
 def test_series_has_a_row_a_second() -> None:

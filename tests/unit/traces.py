@@ -34,8 +34,8 @@ SPEC_MS = {
 _KV_MS_PER_TOKEN = 32 * 2 * 8 * 128 * 2 / 4.0e12 * 1e3
 """Reading the KV cache: layers, keys and values, heads, head size, bytes; at what an H200 reads in a second."""
 _SPEC_READS = {"fa3": 1 + 3 / 32, "triton": 16.5}
-"""Of the KV cache in a speculative step. The verify reads all layers, each draft step one of 32; triton's verify takes
-far longer than that: 15.5, 47.4 and 188 ms at 1024 tokens, batch 16, 64 and 256 (bench/results/h200-triton-envelope)."""
+"""Of the KV cache in a speculative step. The verify reads all layers, each draft step one of 32. Triton's verify takes
+far longer: 15.5, 47.4 and 188 ms at 1024 tokens, batch 16, 64 and 256 (bench/results/h200-triton-envelope.jsonl)."""
 
 
 def between(table: Mapping[int, float], requests: int) -> float:
