@@ -81,9 +81,8 @@ def main(argv: list[str]) -> int:
                 measurement.write(labels, "switch", {**asdict(switch), "at_s": round(switch.at_s, 3)})
             row = summary(recording, phases)
             measurement.write(labels, "measurement", row)
-            say(
-                f"{mode.name}: {row['window_tokens']} tokens in the window, {row['switches']} switches, {row['probes']} probes"
-            )
+            switches = f"{row['switches']} switches, {row['probes']} probes"
+            say(f"{mode.name}: {row['window_tokens']} tokens in the window, {switches}")
 
         measurement.run(measure)
     report.write(args.out)
