@@ -118,17 +118,20 @@ class EnvelopeBound(Bound):
         return f"{self.mode} / the better of {self.reference} and {self.other} >= {self.least}{accept}"
 
     def figure(self, results: Results, place: Place) -> Figure | None:
-        """The ratio at a backend and concurrency: the lower one, since the faster reference makes it so."""
+        """The ratio at a backend and concurrency."""
         backend, concurrency = place
-        one = results.ratio(backend, self.mode, self.reference, concurrency)
-        another = results.ratio(backend, self.mode, self.other, concurrency)
-        return min(one, another, key=lambda ratio: ratio.value) if one and another else None
+        return results.ratio_to_better(backend, self.mode, (self.reference, self.other), concurrency)
 
 
 def on_the_gpu(results: Results) -> bool:
     """Whether a file was measured with the model shape and on the GPU that the bounds speak of."""
     settings, machine = results.header["settings"], results.header["host"]
-    return settings["model_shape"] == MODEL_SHAPE and settings["device"] == "cuda" and GPU in (machine["gpu"] or "")
+    return (
+        settings["model_shape"] == MODEL_SHAPE
+        and settings["device"] == "cuda"
+        and settings.get("tp_size", 1) == 1
+        and GPU in (machine["gpu"] or "")
+    )
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class Task:
         engine_arguments: For ``sgl.Engine``.
         vocab_size: Prompts are drawn from it.
         repeats: Timed pairs of runs a concurrency.
+        accept_length: Simulated tokens a verify step; None where the weights decide.
         latency: Whether to add a streamed run a concurrency for inter-token latencies.
         graphs_required: Whether every decode step has to replay a CUDA graph.
         deadline: Unix time by which the process has to be gone.
@@ -55,6 +56,7 @@ class Task:
     output_tokens: int
     vocab_size: int
     repeats: int
+    accept_length: float | None
     latency: bool
     graphs_required: bool
     deadline: float
@@ -148,6 +150,7 @@ class Bench:
             "full_s": round(full_s, 6),
             "decode_s": round(decode_s, 6),
             "tokens_per_s": round(concurrency * (task.output_tokens - 1) / decode_s, 3),
+            "expected_tokens_per_s": round(expected_tokens(task, outputs) / decode_s, 3),
             # Decode steps: simulated acceptance is drawn at random, so two runs need not take equally many.
             "steps": steps,
             "step_ms": round(1000 * decode_s / steps, 5),
@@ -194,6 +197,22 @@ class Bench:
         draw = random.Random(f"{concurrency}/{repeat}")
         size = self._task.input_tokens
         return [[draw.randrange(2, self._task.vocab_size) for _ in range(size)] for _ in range(concurrency)]
+
+
+def expected_tokens(task: Task, outputs: list[dict[str, Any]]) -> float:
+    """Decoded tokens of a run, had each verify step given just the simulated accept length.
+
+    That is drawn anew at every step, one number for the whole batch: over 50 steps the mean is off by some 3 %, which
+    says nothing about the server. What its steps are expected to give is the same quantity without that noise.
+    """
+    actual = float(len(outputs) * (task.output_tokens - 1))
+    if task.accept_length is None or not task.mode.speculates or task.mode.arguments.get("speculative_adaptive"):
+        return actual
+    metas = [output["meta_info"] for output in outputs]
+    return sum(
+        meta.get("adaptive_spec_plain_steps", 0) + task.accept_length * (meta.get("spec_verify_ct") or 0)
+        for meta in metas
+    )
 
 
 def plugin_times(before: Served, after: Served) -> dict[str, Any] | None:
@@ -260,8 +279,10 @@ def cuda_graph_sizes(state: Mapping[str, Any]) -> list[int] | None:
 
 
 def gpu_memory_used_mib() -> int | None:
-    """Memory in use on the first GPU, or None without one."""
+    """Memory in use on the first GPU that this process may use, or None without one."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={visible}")
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
         return int(output.splitlines()[0])

@@ -18,6 +18,7 @@ RATIOS: tuple[tuple[str, str, bool], ...] = (
     ("ours-plain", "upstream-zero", False),
     ("ours-threshold", "upstream-zero", False),
 )
+_ENVELOPE = ("base", "spec")
 
 
 def markdown(results: Results) -> str:
@@ -58,7 +59,8 @@ def _heading(results: Results) -> Iterator[str]:
     yield (
         f"{settings['model_shape']} shape with dummy weights; {settings['input_tokens']} tokens in, "
         f"{settings['output_tokens']} out; {acceptance(results)}; prefix cache off; "
-        f"{settings['repeats']} repeats, {settings['rounds']} round(s)."
+        f"{settings['repeats']} repeats, {settings['rounds']} round(s)"
+        f"{f'; {ranks} GPUs, tensor-parallel' if (ranks := settings.get('tp_size', 1)) > 1 else ''}."
     )
     yield ""
     yield f"    {head['command']}"
@@ -69,7 +71,15 @@ def _table(results: Results, backend: str) -> Iterator[str]:
     modes = [m for m in results.modes() if any(results.series(backend, m, c) for c in concurrencies)]
     ratios = [r for r in RATIOS if r[0] in modes and r[1] in modes]
     names = [f"{a} / {b}{' (by step)' if by_step else ''}" for a, b, by_step in ratios]
+    compared = {"ours-auto", *_ENVELOPE} <= set(modes)
+    if compared:
+        names.append("ours-auto / better of base and spec")
     yield "Decode tokens/s, median of the repeats (spread: highest less lowest, in % of it); ratios of medians."
+    if compared:
+        yield (
+            "The last ratio is of the tokens that the steps give at the nominal accept length: simulated acceptance is "
+            "drawn at random."
+        )
     yield ""
     yield "| concurrency | " + " | ".join(modes + names) + " |"
     yield "| ---: |" + " ---: |" * (len(modes) + len(names))
@@ -77,6 +87,9 @@ def _table(results: Results, backend: str) -> Iterator[str]:
         cells = [_figure(results, backend, mode, concurrency) for mode in modes]
         for mode, reference, by_step in ratios:
             ratio = results.ratio(backend, mode, reference, concurrency, by_step=by_step)
+            cells.append("" if ratio is None else f"{ratio.value:.3f}")
+        if compared:
+            ratio = results.ratio_to_better(backend, "ours-auto", _ENVELOPE, concurrency)
             cells.append("" if ratio is None else f"{ratio.value:.3f}")
         yield f"| {concurrency} | " + " | ".join(cells) + " |"
     yield from _switches(results, backend)

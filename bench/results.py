@@ -39,10 +39,12 @@ class Series:
     Attributes:
         tokens_per_s: Decode tokens a second, one value a repeat.
         steps_per_s: Decode steps a second, one value a repeat.
+        expected_tokens_per_s: Tokens a second that the steps would have given at the nominal accept length.
     """
 
     tokens_per_s: tuple[float, ...]
     steps_per_s: tuple[float, ...]
+    expected_tokens_per_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Results:
         return Series(
             tokens_per_s=tuple(r["tokens_per_s"] for r in repeats),
             steps_per_s=tuple(1000 / r["step_ms"] for r in repeats),
+            expected_tokens_per_s=tuple(r.get("expected_tokens_per_s", r["tokens_per_s"]) for r in repeats),
         )
 
     def ratio(
@@ -163,6 +166,18 @@ class Results:
             return None
         pick: Callable[[Series], tuple[float, ...]] = lambda s: s.steps_per_s if by_step else s.tokens_per_s  # noqa: E731
         return Figure.ratio(pick(ours), pick(theirs))
+
+    def ratio_to_better(self, backend: str, mode: str, references: Sequence[str], concurrency: int) -> Figure | None:
+        """How fast a mode decodes against the fastest of several; None where one was not measured in this file.
+
+        In tokens expected at the nominal accept length: the draws of simulated acceptance are luck.
+        """
+        ours = self.series(backend, mode, concurrency)
+        others = [self.series(backend, reference, concurrency) for reference in references]
+        known = [other.expected_tokens_per_s for other in others if other is not None]
+        if ours is None or len(known) < len(references):
+            return None
+        return Figure.ratio(ours.expected_tokens_per_s, max(known, key=median))
 
 
 def _server_of(row: Row) -> tuple[Any, ...]:

@@ -66,6 +66,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         default="all",
         help="CUDA graphs: SGLang's own sizes, or those of the concurrencies only, which starts faster",
     )
+    parser.add_argument("--tp-size", type=int, default=1, metavar="N", help="tensor-parallel ranks of every server")
     parser.add_argument("--mem-fraction", type=float, default=0.8, help="SGLang's mem_fraction_static")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
     args = parser.parse_args(argv)
@@ -110,6 +111,7 @@ def engine_arguments(args: argparse.Namespace, backend: str, most: int) -> dict[
         "sampling_backend": "pytorch",
         "disable_radix_cache": True,
         "max_running_requests": most,
+        "tp_size": args.tp_size,
         # Simulated acceptance is drawn from the server's own seed: the same for every mode.
         "random_seed": 1,
         # The decode line says whether a graph was replayed; often enough for every run, seldom enough to cost nothing.
@@ -178,6 +180,7 @@ class Sweep:
             output_tokens=args.output_tokens,
             vocab_size=self._shape.vocab_size,
             repeats=args.repeats,
+            accept_length=args.simulate_accept_length,
             latency=args.latency,
             graphs_required=args.device == "cuda",
             deadline=self._budget.deadline,

@@ -135,6 +135,7 @@ class Runner:
             "sampling_backend": "pytorch",
             "disable_radix_cache": True,
             "max_running_requests": args.requests,
+            "tp_size": args.tp_size,
             "log_level": "info",
         }
         if plugin is not None:
@@ -213,6 +214,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--draft", type=Path, default=_MODELS / "draft")
     parser.add_argument("--attention-backend", default="triton")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tp-size", type=int, default=1, help="tensor-parallel ranks of every server")
     parser.add_argument("--requests", type=int, default=16, help="the batch")
     parser.add_argument("--output-tokens", type=int, default=96)
     parser.add_argument("--timeout-seconds", type=float, default=240, help="for one server, start included")

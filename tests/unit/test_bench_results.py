@@ -136,6 +136,18 @@ def test_the_envelope_is_the_faster_of_two(base: float, spec: float | None, rati
     assert bound.places == (("fa3", 64),)
 
 
+def test_the_envelope_leaves_the_luck_of_simulated_acceptance_out() -> None:
+    bound = EnvelopeBound("D", "ours-auto", "base", 0.97, ("fa3",), (64,), accept_length=2.5)
+    rows = [header(), measurement("base", [80.0, 80.0])]
+    for mode, lucky in (("spec", 104.0), ("ours-auto", 96.0)):
+        rows.append(measurement(mode, [lucky, lucky]))
+        for repeat in rows[-1]["repeats"]:
+            repeat["expected_tokens_per_s"] = 100.0
+    figure = bound.figure(Results(rows), ("fa3", 64))
+    assert figure is not None
+    assert figure.value == 1.0
+
+
 BOUND = Bound("A", "ours-plain", "base", 0.97, ("fa3",), (64,))
 
 

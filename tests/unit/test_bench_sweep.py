@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ from bench.budget import Budget
 from bench.child import log_tail, run_module
 from bench.decode_log import GraphUse, LogReader, graph_use
 from bench.host import digest
-from bench.measure import percentile
+from bench.measure import expected_tokens, percentile
+from bench.modes import MODES
 
 
 def test_order_rotates_between_rounds() -> None:
@@ -200,3 +203,26 @@ def test_percentile() -> None:
     assert percentile(values, 50) == 51
     assert percentile(values, 99) == 100
     assert percentile([3.0], 99) == 3.0
+
+
+def output(verified: int = 0, plain: int = 0) -> dict[str, Any]:
+    return {"meta_info": {"spec_verify_ct": verified, "adaptive_spec_plain_steps": plain}}
+
+
+@pytest.mark.parametrize(
+    ("mode", "accept_length", "outputs", "tokens"),
+    [
+        ("base", 2.5, [output(), output()], 254),
+        ("spec", 2.5, [output(verified=50), output(verified=52)], 255),
+        ("spec", None, [output(verified=50)], 127),
+        ("ours-auto", 2.5, [output(verified=10, plain=102)], 127),
+        ("ours-plain", 2.5, [output(plain=127)], 127),
+        # Its tier of no draft is verified, too, and gives one token.
+        ("upstream-zero", 2.5, [output(verified=127)], 127),
+    ],
+)
+def test_expected_tokens_are_those_of_the_nominal_accept_length(
+    mode: str, accept_length: float | None, outputs: list[dict[str, Any]], tokens: float
+) -> None:
+    task = SimpleNamespace(mode=MODES[mode], accept_length=accept_length, output_tokens=128)
+    assert expected_tokens(task, outputs) == tokens  # type: ignore[arg-type]
