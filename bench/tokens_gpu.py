@@ -12,9 +12,10 @@ import argparse
 import json
 import os
 import random
+import re
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,12 @@ class Answer:
     Attributes:
         tokens: Output ids, one list a request.
         plugin: The plugin's state afterwards; None where it is not active.
+        switches_by_rank: What each tensor-parallel rank's log says of its switches; empty with one rank.
     """
 
     tokens: list[list[int]]
     plugin: dict[str, Any] | None
+    switches_by_rank: list[list[str]] = field(default_factory=list)
 
 
 def differences(wanted: list[list[int]], got: list[list[int]]) -> list[str]:
@@ -81,7 +84,16 @@ def wrong_steps(case: Case, answer: Answer) -> str | None:
         return f"not all steps were plain: {steps}"
     if case.name == "alternate" and switches < 2:
         return f"{switches} flips"
+    if any(len(rank) != switches or rank != answer.switches_by_rank[0] for rank in answer.switches_by_rank):
+        return "the ranks did not switch alike"
     return None
+
+
+def switches_by_rank(log: str, ranks: int) -> list[list[str]]:
+    """What the log of a server says of each rank's switches: modes, reason, batch and step."""
+    if ranks == 1:
+        return []
+    return [re.findall(rf"TP{rank}\] adaptive-spec: (.* -> .*)", log) for rank in range(ranks)]
 
 
 def prompts(target: Path, count: int) -> list[list[int]]:
@@ -166,7 +178,8 @@ class Runner:
         if code != 0 or not out.exists():
             print(f"{name} in {dtype}: no answer, exit code {code}", *log_tail(log), sep="\n    ", flush=True)
             return None
-        return Answer(**json.loads(out.read_text()))
+        answer = Answer(**json.loads(out.read_text()))
+        return replace(answer, switches_by_rank=switches_by_rank(log.read_text(errors="replace"), args.tp_size))
 
 
 def run(args: argparse.Namespace, work: Path) -> int:
@@ -191,6 +204,7 @@ def run(args: argparse.Namespace, work: Path) -> int:
                 "differences": differences(reference.tokens, answer.tokens),
                 "error": wrong_steps(case, answer),
                 "plugin": answer.plugin,
+                "tp_size": args.tp_size,
             }
         ok = row["equal"] is True and row["error"] is None
         failed |= case.owed and not ok
