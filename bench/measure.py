@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +31,8 @@ from bench.results import append_row
 EXIT_OUT_OF_TIME = 3
 EXIT_NOT_PROVEN = 4
 
+_MOST_REPEATS_FACTOR = 4
+
 
 @dataclass(frozen=True)
 class Task:
@@ -40,7 +42,8 @@ class Task:
         labels: Copied into every row: backend, mode, round.
         engine_arguments: For ``sgl.Engine``.
         vocab_size: Prompts are drawn from it.
-        repeats: Timed pairs of runs a concurrency.
+        repeats: Timed pairs of runs a concurrency, at least.
+        least_seconds: More of them until they took so long: short runs say less each. At most four times as many.
         accept_length: Simulated tokens a verify step; None where the weights decide.
         latency: Whether to add a streamed run a concurrency for inter-token latencies.
         graphs_required: Whether every decode step has to replay a CUDA graph.
@@ -56,6 +59,7 @@ class Task:
     output_tokens: int
     vocab_size: int
     repeats: int
+    least_seconds: float
     accept_length: float | None
     latency: bool
     graphs_required: bool
@@ -95,7 +99,9 @@ class Bench:
         self._generate(self._prompts(concurrency, repeat=-1), task.output_tokens)
         warm_up_s = time.perf_counter() - warm_up_started
         self._log.added()
-        repeats = [self._repeat(concurrency, repeat) for repeat in range(task.repeats)]
+        repeats: list[dict[str, Any]] = []
+        while not enough(task, repeats):
+            repeats.append(self._repeat(concurrency, len(repeats)))
         use = graph_use(self._log.added(), concurrency)
         if task.graphs_required and not use.proven:
             raise ProofError(f"CUDA graphs at {concurrency} requests: {use}")
@@ -197,6 +203,13 @@ class Bench:
         draw = random.Random(f"{concurrency}/{repeat}")
         size = self._task.input_tokens
         return [[draw.randrange(2, self._task.vocab_size) for _ in range(size)] for _ in range(concurrency)]
+
+
+def enough(task: Task, repeats: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a concurrency was measured often and long enough."""
+    took_seconds = sum(repeat["one_token_s"] + repeat["full_s"] for repeat in repeats)
+    least = task.repeats if took_seconds >= task.least_seconds else _MOST_REPEATS_FACTOR * task.repeats
+    return len(repeats) >= least
 
 
 def expected_tokens(task: Task, outputs: list[dict[str, Any]]) -> float:

@@ -15,7 +15,7 @@ from bench.budget import Budget
 from bench.child import log_tail, run_module
 from bench.decode_log import GraphUse, LogReader, graph_use
 from bench.host import digest
-from bench.measure import expected_tokens, percentile
+from bench.measure import enough, expected_tokens, percentile
 from bench.modes import MODES
 
 
@@ -226,3 +226,12 @@ def test_expected_tokens_are_those_of_the_nominal_accept_length(
 ) -> None:
     task = SimpleNamespace(mode=MODES[mode], accept_length=accept_length, output_tokens=128)
     assert expected_tokens(task, outputs) == tokens  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("run_seconds", "repeats"), [(0.1, 8), (0.5, 6), (1.0, 3), (9.0, 2)])
+def test_short_runs_are_repeated_more_often(run_seconds: float, repeats: int) -> None:
+    task = SimpleNamespace(repeats=2, least_seconds=3.0)
+    made: list[dict[str, float]] = []
+    while not enough(task, made):  # type: ignore[arg-type]
+        made.append({"one_token_s": run_seconds / 4, "full_s": run_seconds * 3 / 4})
+    assert len(made) == repeats
