@@ -248,7 +248,8 @@ def table(seeds: int) -> None:
         regrets = [100 * run.regret for run in runs]
         switches = max(len(run.switches()) for run in runs)
         probes = max(len(run.switches(probes=True)) // 2 for run in runs)
-        print(f"| {name} | {mean(regrets):.2f} | {max(regrets):.2f} | {switches} ({allowed(trace)}) | {probes} |", flush=True)
+        regret = f"{mean(regrets):.2f} | {max(regrets):.2f}"
+        print(f"| {name} | {regret} | {switches} ({allowed(trace)}) | {probes} |", flush=True)
 
 
 if __name__ == "__main__":
