@@ -99,6 +99,7 @@ class Bench:
         self._generate(self._prompts(concurrency, repeat=-1), task.output_tokens)
         warm_up_s = time.perf_counter() - warm_up_started
         self._log.added()
+        gc.collect()
         repeats: list[dict[str, Any]] = []
         while not enough(task, repeats):
             repeats.append(self._repeat(concurrency, len(repeats)))
@@ -132,7 +133,6 @@ class Bench:
     def _repeat(self, concurrency: int, repeat: int) -> dict[str, Any]:
         task = self._task
         prompts = self._prompts(concurrency, repeat)
-        gc.collect()
         one_token_s, one_token_outputs = self._generate(prompts, 1)
         before = self.served()
         full_s, outputs = self._generate(prompts, task.output_tokens)

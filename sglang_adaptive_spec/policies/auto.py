@@ -126,12 +126,18 @@ class _Return:
         """A probe against the odds found the mode to be the faster one, or a probe found it still slower."""
         self.patience = min(4 * self.patience, _MOST_PATIENCE) if faster else max(self.patience // 4, 1)
 
-    def look(self, step: int, requests: int, context: int) -> None:
-        """Start over where the load has doubled or halved since, or contexts have."""
+    def look(self, step: int, requests: int, context: int, *, soon: bool) -> None:
+        """Start over where the load has doubled or halved since, or contexts have.
+
+        Args:
+            soon: Whether the mode is to be tried soon then.
+        """
         if requests >= 2 * self.requests or 2 * requests <= self.requests or context != self.context:
-            self.wait_steps, self.patience = _FIRST_WAIT_STEPS, 1
-            self.at_step = min(self.at_step, step + _CHANGED_WAIT_STEPS)
-            self.requests, self.context, self.changed = requests, context, True
+            self.patience = 1
+            self.requests, self.context = requests, context
+            if soon:
+                self.wait_steps, self.changed = _FIRST_WAIT_STEPS, True
+                self.at_step = min(self.at_step, step + _CHANGED_WAIT_STEPS)
 
 
 class AutoPolicy(Switching):
@@ -223,8 +229,9 @@ class AutoPolicy(Switching):
         if same_batch and costs.version == view.version:
             return
         if not same_batch:
-            for back in self._returns.values():
-                back.look(self._step, requests, context)
+            for mode, back in self._returns.items():
+                # A plain step takes another time now. What is accepted has to do with the texts, not with their number.
+                back.look(self._step, requests, context, soon=mode is Mode.PLAIN)
         spec, plain = (costs.estimate(mode, requests, context_tokens) for mode in (Mode.SPEC, Mode.PLAIN))
         self._view = _View(requests, context, costs.version, spec, plain)
         self._spec_steps = self._view.spec_steps

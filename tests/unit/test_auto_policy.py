@@ -158,11 +158,24 @@ def test_what_can_not_win_is_never_tried():
 
 
 @pytest.mark.parametrize(("requests", "context_tokens"), [(40, 0), (7, 0), (16, 2000)])
-def test_another_load_is_a_reason_to_try_soon(requests, context_tokens):
+def test_another_load_is_a_reason_to_try_plain_soon(requests, context_tokens):
+    """Its step time was measured at the first load only."""
+    times = StepCosts()
+    for mode, seconds in ((Mode.SPEC, 0.010), (Mode.PLAIN, 0.0048)):
+        times.seed(mode, 16, 0, seconds)
+    server = Server(AutoPolicy(times, DWELL, max_accept_length=4), accept_length=2.2)
+    server.run(16, 9000)
+    while "p" not in server.run(16, 64):
+        pass
+    assert "p" not in server.run(16, 128), "another probe is due no sooner than a thousand steps on"
+    assert "p" in server.run(requests, 64, context_tokens)
+
+
+@pytest.mark.parametrize(("requests", "context_tokens"), [(40, 0), (7, 0), (16, 2000)])
+def test_another_load_says_nothing_about_what_is_accepted(requests, context_tokens):
     server = Server(AutoPolicy(costs(), DWELL, max_accept_length=4), accept_length=1.0)
     server.run(16, 9000)
-    server.accept_length = 3.0
-    assert "s" in server.run(requests, 64, context_tokens)
+    assert "s" not in server.run(requests, 64, context_tokens)
 
 
 def test_a_load_that_always_changes_does_not_make_probes_dear():
