@@ -2,8 +2,9 @@
 
 The tiny trained pair decodes one fixed batch. The policy ``plain`` runs the same kernels on the same batch as
 the server without speculation, so in bf16 every token has to be equal: exit code 1 where one is not. With a flip
-every three steps a verify step computes the same numbers by other kernels, so in float32 on a GPU equality is
-likely but not owed: reported only.
+every three steps, or where the policy ``auto`` decides, a verify step computes the same numbers by other kernels, so
+in float32 on a GPU equality is likely but not owed: reported only. On several tensor-parallel ranks all of them have
+to switch at the same steps.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Case:
 CASES = (
     Case("plain", "bfloat16", {"policy": "plain"}, owed=True),
     Case("alternate", "float32", {"policy": "alternate", "alternate_period_steps": 3}, owed=False),
+    Case("auto", "float32", {"policy": "auto"}, owed=False),
 )
 
 
@@ -84,6 +86,8 @@ def wrong_steps(case: Case, answer: Answer) -> str | None:
         return f"not all steps were plain: {steps}"
     if case.name == "alternate" and switches < 2:
         return f"{switches} flips"
+    if case.name == "auto" and not answer.plugin["measured_sizes"]:
+        return "no step time was measured at start"
     if any(len(rank) != switches or rank != answer.switches_by_rank[0] for rank in answer.switches_by_rank):
         return "the ranks did not switch alike"
     return None
