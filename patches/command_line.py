@@ -18,8 +18,8 @@ def _add_flags(plugin: Plugin, original: Callable[..., Any], instance: None, arg
     return added
 
 
-def _carry_flags(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
-    del plugin, instance
+def _carry_flags(plugin: Plugin, original: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
+    del plugin, cls
     try:
         cli.carry_flags(kwargs["args"] if "args" in kwargs else args[-1])
     except Refusal as refusal:

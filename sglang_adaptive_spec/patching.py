@@ -1,8 +1,9 @@
 """Declare, apply, verify and revert the patches on SGLang.
 
-Methods and module functions are wrapped with wrapt when SGLang imports their module. A static or class method becomes
-another static or class method instead: SGLang's own hook registry takes the function out of such a one, and a wrapt
-wrapper around it would be lost without a word when another plugin hooks the same target.
+wrapt puts each hook in its place when SGLang imports the module. The hook itself is a function, or a static or class
+method in the place of one, and not wrapt's proxy: seven of them run in a decode step, and binding a proxy to its
+instance at every call takes longer than all that the hook then does. SGLang's own hook registry takes the function out
+of a static or class method, too, and would lose a proxy around it without a word.
 """
 
 from __future__ import annotations
@@ -102,34 +103,45 @@ class PatchSet:
         for patch in self.patches:
             wrapt.register_post_import_hook(partial(self._wrap, patch), patch.module)
 
-    def _is_on(self, patch: Patch) -> bool:
-        return self.enabled and (self.plain_possible or not patch.for_plain)
-
     def _wrap(self, patch: Patch, module: Any) -> None:
         parent, attribute, current = _resolve(patch, module)
-        if isinstance(current, (staticmethod, classmethod)):
-            mine = self._wrap_unbound(patch, current)
-            setattr(parent, attribute, mine)
-        else:
-            wrapper = partial(patch.wrapper, self.owner)
-            # Positional on purpose: wrapt 2 renamed the keyword parameters.
-            mine = wrapt.wrap_object(module, patch.name, wrapt.FunctionWrapper, (wrapper, partial(self._is_on, patch)))
+        mine = self._hook(current, patch)
+        wrapt.apply_patch(parent, attribute, mine)
         self._applied[patch.target] = mine
 
-    def _wrap_unbound(self, patch: Patch, current: Any) -> Any:
-        """Another static or class method around one, or around another plugin's wrapper of one."""
-        takes_class = isinstance(current, classmethod)
+    def _hook(self, current: Any, patch: Patch) -> Any:
+        """What takes the place of a target, as a thing of its kind."""
+        if isinstance(current, staticmethod):
+            return staticmethod(self._around_function(patch, current, current.__get__(None, object)))
+        if isinstance(current, classmethod):
+            return classmethod(self._around_method(patch, current, lambda cls, _: current.__get__(None, cls)))
+        if "." in patch.name:
+            # Bound, not called with its instance: another plugin's wrapper in it has to learn that, too.
+            return self._around_method(patch, current, current.__get__)
+        return self._around_function(patch, current, current)
 
-        @functools.wraps(current.__func__)
-        def around(*args: Any, **kwargs: Any) -> Any:
-            cls, args = (args[0], args[1:]) if takes_class else (object, args)
-            original = current.__get__(None, cls)
-            if not self._is_on(patch):
-                return original(*args, **kwargs)
-            return patch.wrapper(self.owner, original, None, args, kwargs)
+    def _around_function(self, patch: Patch, current: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+        owner, wrapper, for_plain = self.owner, patch.wrapper, patch.for_plain
 
-        around.__wrapped__ = current
-        return classmethod(around) if takes_class else staticmethod(around)
+        @functools.wraps(current)
+        def hook(*args: Any, **kwargs: Any) -> Any:
+            if self.enabled and (self.plain_possible or not for_plain):
+                return wrapper(owner, original, None, args, kwargs)
+            return original(*args, **kwargs)
+
+        return hook
+
+    def _around_method(self, patch: Patch, current: Any, bind: Callable[[Any, type], Any]) -> Callable[..., Any]:
+        owner, wrapper, for_plain = self.owner, patch.wrapper, patch.for_plain
+
+        @functools.wraps(current)
+        def hook(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
+            original = bind(instance, type(instance))
+            if self.enabled and (self.plain_possible or not for_plain):
+                return wrapper(owner, original, instance, args, kwargs)
+            return original(*args, **kwargs)
+
+        return hook
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -162,11 +174,10 @@ class PatchSet:
         mine = self._applied.get(patch.target)
         if mine is None:
             return False
-        # A hook that took the method from its class holds a bound stand-in, which knows whose it is; one that took
-        # a static or class method holds the function in it.
+        # A hook that took a static or class method holds the function in it.
         function = getattr(mine, "__func__", mine)
         for link in chain(patch):
-            if link is mine or link is function or getattr(link, "_self_parent", None) is mine:
+            if link is mine or link is function:
                 return True
             if replaces(link):
                 return False
@@ -208,6 +219,6 @@ def _resolve(patch: Patch, module: Any = None) -> tuple[Any, str, Any]:
     *path, attribute = patch.name.split(".")
     for name in path:
         parent = getattr(parent, name)
-    # Not getattr(): a function wrapper is a descriptor, and binding it makes a new object. Through the bases, since
+    # Not getattr(): it would bind what is there, which makes a new object. Through the bases, since
     # another plugin may have put a subclass in the class's place.
     return parent, attribute, inspect.getattr_static(parent, attribute, None)

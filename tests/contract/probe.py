@@ -139,17 +139,14 @@ def _is_wrapped(target: str) -> bool:
     for name in qualified.split("."):
         function = getattr(function, name)
     while function is not None:
-        # wrapt keeps the wrapper on its proxy; SGLang's hook registry keeps the hook in a closure.
-        kept = [getattr(function, "_self_wrapper", None)]
-        kept += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-        if any(_is_ours(each) for each in kept):
+        # A hook of ours keeps the wrapper in its closure, and so does SGLang's hook registry.
+        if any(_is_ours(cell.cell_contents) for cell in getattr(function, "__closure__", None) or ()):
             return True
         function = getattr(function, "__wrapped__", None)
     return False
 
 
 def _is_ours(function) -> bool:
-    function = getattr(function, "func", function)  # a partial
     return (getattr(function, "__module__", None) or "").startswith("sglang_adaptive_spec")
 
 
