@@ -300,6 +300,7 @@ class AdaptiveEngine:
         self._before_draft(worker, batch)
         self._unresolved_spec_steps += 1
         launched = upstream()
+        self.release.expect_cuts(batch, launched)
         self._note_launch(Mode.SPEC, batch)
         return launched
 
@@ -398,19 +399,22 @@ class AdaptiveEngine:
                 self._plain_steps.processed()
         self.controller.note_step(mode)
         left, self._left, self._overshoot_tokens = self._left, [], 0
-        before_tokens = self.release.output_tokens(batch) if mode is Mode.SPEC else 0
+        # A look at every request, twice, costs more than all else that is done here: only where nothing else tells.
+        counts_output = self.release.may_be_cut(result)
+        before_tokens = self.release.output_tokens(batch) if counts_output else 0
         processed = upstream(seen)
-        if mode is Mode.SPEC:
-            emitted_tokens = self.release.output_tokens(batch) - before_tokens - self._overshoot_tokens
+        requests, tokens = self.release.result_counts(seen, result)
+        if counts_output:
+            kept_tokens = self.release.output_tokens(batch) - before_tokens
         else:
-            # One each, without a look at each of them.
-            emitted_tokens = self.release.batch_size(batch) - self.release.count_in(batch, left)
+            kept_tokens = tokens - self.release.tokens_of(batch, result, left)
+        emitted_tokens = kept_tokens - self._overshoot_tokens
         timed = self.clock.processed(mode)
         if timed is not None:
             self.controller.note_time(timed)
             if self._measures:
                 self._samples.take(timed)
-        self.controller.note_result(mode, *self.release.result_counts(seen, result), emitted_tokens)
+        self.controller.note_result(mode, requests, tokens, emitted_tokens)
         if self.telemetry is not None:
             self.telemetry.tick()
         return processed

@@ -272,11 +272,17 @@ class Release(Protocol):
     def result_counts(self, batch: Any, result: Any) -> tuple[int, int]:
         """Requests and tokens of a processed decode result."""
 
+    def tokens_of(self, batch: Any, result: Any, reqs: list[Any]) -> int:
+        """Tokens that a processed decode result has for some requests; none for one that is not in its batch."""
+
+    def expect_cuts(self, batch: Any, result: Any) -> None:
+        """Note on a launched speculative result whether SGLang may drop accepted tokens, behind a grammar's end."""
+
+    def may_be_cut(self, result: Any) -> bool:
+        """What :meth:`expect_cuts` noted."""
+
     def output_tokens(self, batch: Any) -> int:
         """Tokens generated so far by the requests of a batch."""
-
-    def count_in(self, batch: Any, reqs: list[Any]) -> int:
-        """How many of some requests are in a batch."""
 
     def row(self, req: Any) -> int | None:
         """A request's row of ``req_to_token``; None where it has none."""

@@ -119,12 +119,12 @@ FIXED_CAPTURE = f"{_GRAPHS}._validate_capture_hidden_mode"
 """Where that is refused, from 0.5.17 on."""
 
 READS: Mapping[str, str] = {
-    BATCH: "extend_lens extend_num_tokens forward_mode input_ids is_extend_in_batch out_cache_loc prefix_lens "
-    "req_pool_indices req_pool_indices_cpu reqs return_logprob sampling_info seq_lens seq_lens_cpu seq_lens_sum "
-    "spec_algorithm spec_info token_to_kv_pool_allocator",
+    BATCH: "extend_lens extend_num_tokens forward_mode has_grammar input_ids is_extend_in_batch out_cache_loc "
+    "prefix_lens req_pool_indices req_pool_indices_cpu reqs return_logprob sampling_info seq_lens seq_lens_cpu "
+    "seq_lens_sum spec_algorithm spec_info token_to_kv_pool_allocator",
     REQUEST: "decode_batch_idx finished_len output_ids spec_verify_ct",
     "sglang.srt.managers.utils:GenerationBatchResult": "accept_lens logits_output new_seq_lens next_draft_input "
-    "next_token_ids num_correct_drafts speculative_num_draft_tokens",
+    "next_token_ids num_correct_drafts num_correct_drafts_per_req_cpu speculative_num_draft_tokens",
     "sglang.srt.managers.tp_worker:TpModelWorker": "model_runner",
     "sglang.srt.layers.logits_processor:LogitsProcessorOutput": "hidden_states next_token_logits",
     "sglang.srt.managers.overlap_utils:FutureMap": "needs_cpu_seq_lens",

@@ -56,6 +56,7 @@ from sglang_adaptive_spec.telemetry import Telemetry
 
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
+_MAY_BE_CUT = "adaptive_spec_may_be_cut"
 _PLAIN_GRAPH_SIZES = "adaptive_spec_plain_graph_sizes"
 _PLAIN_STEPS = "adaptive_spec_plain_steps"
 _output_ids = attrgetter("output_ids")
@@ -561,11 +562,21 @@ class Sglang0514:
         requests = len(batch.reqs)
         return requests, requests + result.num_correct_drafts
 
+    def tokens_of(self, batch: Any, result: Any, reqs: list[Any]) -> int:
+        if not reqs:
+            return 0
+        drafts = result.num_correct_drafts_per_req_cpu or [0] * len(batch.reqs)
+        return sum(1 + drafts[i] for i, req in enumerate(batch.reqs) if req in reqs)
+
+    def expect_cuts(self, batch: Any, result: Any) -> None:
+        if batch.has_grammar:
+            setattr(result, _MAY_BE_CUT, True)
+
+    def may_be_cut(self, result: Any) -> bool:
+        return hasattr(result, _MAY_BE_CUT)
+
     def output_tokens(self, batch: Any) -> int:
         return sum(map(len, map(_output_ids, batch.reqs)))
-
-    def count_in(self, batch: Any, reqs: list[Any]) -> int:
-        return sum(req in batch.reqs for req in reqs)
 
     def row(self, req: Any) -> int | None:
         row: int | None = self._kv(req).req_pool_idx

@@ -10,7 +10,6 @@ from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENT_METHODS,
     ARGUMENTS,
-    BATCH,
     DRAFT_WORKER,
     FIXED_CAPTURE,
     READS,
@@ -40,7 +39,6 @@ class Sglang0517(Sglang0516):
         READS,
         {
             ARGUMENTS: f"{SERVER_ARGUMENTS} {ARGUMENT_METHODS} return_hidden_states_mode",
-            BATCH: "has_grammar",
             REQUEST: "kv_committed_len req_pool_idx",
             RUNNER: "tp_group",
             DRAFT_WORKER: "draft_tp_context",

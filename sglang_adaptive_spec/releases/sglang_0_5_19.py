@@ -9,7 +9,6 @@ from typing import Any
 from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENT_GROUPS,
-    BATCH,
     FIXED_CAPTURE,
     READS,
     RELIES_ON,
@@ -40,7 +39,6 @@ class Sglang0519(Sglang0517):
         READS,
         {
             ARGUMENT_GROUPS: f"{SERVER_ARGUMENTS} enable_mixed_chunk return_hidden_states_mode",
-            BATCH: "has_grammar",
             REQUEST_KV: "kv_committed_len req_pool_idx",
             RUNNER: "shared_read_done_event",
             RUNTIME_CONTEXT: "get_exec get_parallel get_schedule get_spec",

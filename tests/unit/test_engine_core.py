@@ -188,8 +188,15 @@ class FakeRelease:
     def output_tokens(self, batch):
         return batch.output_tokens
 
-    def count_in(self, batch, reqs):
-        return sum(req in batch.reqs for req in reqs)
+    def tokens_of(self, batch, result, reqs):
+        return sum(result.tokens_each for req in reqs if req in batch.reqs)
+
+    def expect_cuts(self, batch, result):
+        if batch.has_grammar:
+            result.may_be_cut = True
+
+    def may_be_cut(self, result):
+        return getattr(result, "may_be_cut", False)
 
     def row(self, req):
         return req.row
@@ -223,6 +230,7 @@ def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
         plan=None,
         lengths=torch.full((requests,), FIRST_LENGTH),
         output_tokens=0,
+        has_grammar=False,
     )
 
 
@@ -536,16 +544,34 @@ def test_tokens_are_those_that_clients_get():
     batch, (ending, *_) = (first := make_batch(3)), first.reqs
 
     def sglang(seen):
-        batch.output_tokens += 7
         ending.overshoot_tokens = 2
         engine.before_release(ending)
 
+    def later(mode, tokens_each):
+        process(engine, batch, SimpleNamespace(mode=mode, tokens=3 * tokens_each, tokens_each=tokens_each))
+        return engine.controller.tokens[mode]
+
     engine.process(batch, SimpleNamespace(mode=Mode.SPEC, tokens=9), sglang)
-    assert engine.controller.tokens == {Mode.SPEC: 5}
-    process(engine, batch, SimpleNamespace(mode=Mode.PLAIN, tokens=3))
-    assert engine.controller.tokens == {Mode.SPEC: 5, Mode.PLAIN: 2}
-    process(engine, batch, SimpleNamespace(mode=Mode.PLAIN, tokens=3))
-    assert engine.controller.tokens[Mode.PLAIN] == 5
+    assert engine.controller.tokens == {Mode.SPEC: 7}
+    assert later(Mode.PLAIN, 1) == 2
+    assert later(Mode.PLAIN, 1) == 2 + 3
+    engine.before_release(ending)
+    assert later(Mode.SPEC, 4) == 7 + 8
+
+
+def test_tokens_that_a_grammar_cuts_off_are_no_ones():
+    engine = make_engine(SPEC)
+    batch = make_batch(3)
+    batch.has_grammar = True
+    prepare(engine, batch)
+    launched = SimpleNamespace(mode=Mode.SPEC, tokens=9)
+    result = engine.run(None, batch, None, lambda: launched, None)
+
+    def sglang(seen):
+        batch.output_tokens += 7
+
+    engine.process(batch, result, sglang)
+    assert engine.controller.tokens == {Mode.SPEC: 7}
 
 
 def test_a_leaving_request_says_how_many_plain_steps_it_took():
