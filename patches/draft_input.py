@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_adaptive_spec.activate import Plugin
-from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 
 
@@ -15,15 +14,7 @@ def _prepare(plugin: Plugin, original: Callable[..., Any], draft_input: Any, arg
     if plugin.engine is None:
         return original(*args, **kwargs)
     batch = kwargs["batch"] if "batch" in kwargs else args[0]
-
-    def prepare() -> Any:
-        prepared = original(*args, **kwargs)
-        plan = plugin.release.plan_of(batch)
-        if plan is not None and plan.mode is Mode.PLAIN:
-            plugin.release.claim(batch)
-        return prepared
-
-    return plugin.engine.prepare(batch, prepare)
+    return plugin.engine.prepare(batch, lambda: original(*args, **kwargs))
 
 
 PATCHES = (

@@ -33,14 +33,6 @@ class StepTime(NamedTuple):
     context_tokens: int = 0
 
 
-class _Launched(NamedTuple):
-    mode: Mode
-    requests: int
-    number: int
-    follows_decode: bool
-    context_tokens: int
-
-
 class StepClock:
     """Times each decode step that directly follows another one.
 
@@ -54,15 +46,15 @@ class StepClock:
 
     def __init__(self, now_seconds: Callable[[], float] = time.perf_counter) -> None:
         self._now_seconds = now_seconds
-        self._in_flight: deque[_Launched] = deque()
+        # Mode, requests, number, whether it follows a decode step, context tokens.
+        self._in_flight: deque[tuple[Mode, int, int, bool, int]] = deque()
         self._last_launched_decode = False
         self._last_processed: tuple[Mode, float] | None = None
         self._recent: dict[Mode, deque[float]] = {mode: deque(maxlen=_RECENT_STEPS) for mode in Mode}
 
     def launched(self, mode: Mode, requests: int, number: int, context_tokens: int = 0) -> None:
         """A decode step was given to the engine."""
-        step = _Launched(mode, requests, number, self._last_launched_decode, context_tokens)
-        self._in_flight.append(step)
+        self._in_flight.append((mode, requests, number, self._last_launched_decode, context_tokens))
         self._last_launched_decode = True
 
     def interrupted(self) -> None:
@@ -79,16 +71,16 @@ class StepClock:
         before, self._last_processed = self._last_processed, (mode, now)
         if not self._in_flight:
             return None
-        step = self._in_flight.popleft()
-        if step.mode is not mode:
+        launched_mode, requests, number, follows_decode, context_tokens = self._in_flight.popleft()
+        if launched_mode is not mode:
             # A result was lost on the way; better no times than another step's.
             self._in_flight.clear()
             self._last_processed = None
             return None
-        if before is None or not step.follows_decode:
+        if before is None or not follows_decode:
             return None
         after, at_seconds = before
-        timed = StepTime(mode, step.requests, now - at_seconds, after, step.number, step.context_tokens)
+        timed = StepTime(mode, requests, now - at_seconds, after, number, context_tokens)
         if after is mode:
             self._recent[mode].append(timed.seconds)
         return timed

@@ -91,7 +91,7 @@ class Controller:
         return Decision(Mode.SPEC, decision.reason) if self.dry_run else decision
 
     def _ask_policy(self, seen: Observation) -> Decision:
-        if self.spec_only:
+        if self.faults.spec_only:
             return Decision(Mode.SPEC, Reason.FAULT)
         try:
             return self.policy.decide(seen)
@@ -165,7 +165,7 @@ class Controller:
             self._tell(self.policy.note_switch, timed.after, timed.mode, timed.seconds)
 
     def _tell(self, note: Callable[..., None], *heard: Any) -> None:
-        if self.spec_only:
+        if self.faults.spec_only:
             return
         try:
             note(*heard)
@@ -183,7 +183,7 @@ class Controller:
     @property
     def can_drop_to_plain(self) -> bool:
         """Whether a batch that can't speculate for want of KV slots may run plain instead."""
-        return self.policy.needs_plain and not self.spec_only and not self.dry_run
+        return self.policy.needs_plain and not self.faults.spec_only and not self.dry_run
 
     def note_step(self, mode: Mode) -> None:
         """Count one decode step whose result is about to be processed."""

@@ -131,7 +131,7 @@ class StepCosts:
         if not 0.0 < seconds < _LONGEST_STEP_SECONDS:  # false for NaN, too
             return
         key = self.bucket(mode, requests), self.context_class(context_tokens)
-        cell = self._cell(mode, key)
+        cell = self._cells[mode].get(key) or self._cell(mode, key)
         self._samples += 1
         cell.window.append(seconds)
         if len(cell.window) == BLOCK_STEPS:
@@ -147,7 +147,8 @@ class StepCosts:
 
     def _take_block(self, mode: Mode, cell: _Cell) -> None:
         middle = median(cell.window)
-        shown = sum(min(max(s, middle / _CLIP), middle * _CLIP) for s in cell.window) / len(cell.window)
+        low, high = middle / _CLIP, middle * _CLIP
+        shown = sum([min(max(s, low), high) for s in cell.window]) / len(cell.window)
         expected = self._value(mode, cell)
         if expected is not None:
             shown = min(max(shown, expected / _MOST_CHANGE), expected * _MOST_CHANGE)

@@ -239,6 +239,8 @@ class AdaptiveEngine:
         finally:
             self._scoped_plan = outer
         plan.prepared = plan.mode
+        if plan.prepared is Mode.PLAIN:
+            self.release.claim(batch)
         # For a plain step, and for the first speculative one after it, which the draft may have to catch up for.
         if self.runtime is not None and not self._unresolved_spec_steps:
             plan.host_seq_lens = self.release.host_seq_lens(batch)
@@ -297,7 +299,8 @@ class AdaptiveEngine:
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
                 return self._launch_plain(worker, batch, publish)
             self._prepare_for_spec(batch, prepare)
-        self._before_draft(worker, batch)
+        if self._ledger is not None and self._ledger.may_wait:
+            self._before_draft(worker, batch, self._ledger)
         self._unresolved_spec_steps += 1
         launched = upstream()
         self.release.expect_cuts(batch, launched)
@@ -326,9 +329,9 @@ class AdaptiveEngine:
                 self._catch_up(worker, batch, draft_input, positions + 1, drafts_next=False)
         return result
 
-    def _before_draft(self, worker: Any, batch: Any) -> None:
+    def _before_draft(self, worker: Any, batch: Any, ledger: DraftLedger) -> None:
         """Bring the draft up to date before it drafts."""
-        if self._ledger is None or not self._ledger.waits(self.release.rows(batch)):
+        if not ledger.waits(self.release.rows(batch)):
             return
         plan = self.release.plan_of(batch)
         # Known: what can wait was put there by plain steps, and those leave no length open.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 _NONE = -(2**62)
-"""Below every position, so that one comparison finds the rows that are new together with those that are full."""
+"""Below every position."""
 _NEVER = torch.iinfo(torch.int64).max
 
 
@@ -33,14 +33,17 @@ class DraftLedger:
         self._lost_from = torch.full((rows,), _NEVER, dtype=torch.int64)
         # The same memory: on the host a small operation costs numpy a third of what it costs torch.
         self._starts_array = self._starts.numpy()
-        # Whether anything can wait at all: a server that has long been speculating need not look.
-        self._may_wait = False
+        self.may_wait = False
+        """Whether anything can wait at all: a server that has long been speculating need not look."""
+        # Plain steps in a row that can neither fill a row nor bring a new one: those need no look either.
+        self._quiet_steps = 0
 
     def prefilled(self, rows: torch.Tensor) -> None:
         """The draft has seen all of these rows, whatever was in them before."""
         self._starts[rows] = _NONE
         self._lost_from[rows] = _NEVER
-        if self._may_wait:
+        self._quiet_steps = 0
+        if self.may_wait:
             self._look_again()
 
     def saw(self, rows: torch.Tensor, due: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor) -> None:
@@ -70,10 +73,14 @@ class DraftLedger:
         self._look_again()
 
     def _look_again(self) -> None:
-        self._may_wait = bool((self._starts_array != _NONE).any())
+        self._quiet_steps = 0
+        self.may_wait = bool((self._starts_array != _NONE).any())
 
     def note(self, rows: torch.Tensor, positions: torch.Tensor) -> bool:
         """Account for a plain step.
+
+        Between two of them a row takes no other step than those that this account hears of, and none joins but by a
+        prefill.
 
         Args:
             rows: ``[batch]`` int64, the requests' rows.
@@ -82,20 +89,23 @@ class DraftLedger:
         Returns:
             Whether a row holds as much as it can, so that the draft has to catch up now.
         """
+        if self._quiet_steps:
+            self._quiet_steps -= 1
+            return False
         index, at = rows.numpy(), positions.numpy()
         starts = self._starts_array[index]
-        full_up_to = at + (1 - self.chunk_tokens)
-        if not np.count_nonzero(starts <= full_up_to):
-            return False
         starts = np.where(starts == _NONE, at, starts)
         self._starts_array[index] = starts
-        self._may_wait = True
-        return bool(np.count_nonzero((starts <= full_up_to) & (starts <= self._last_start)))
+        self.may_wait = True
+        steps_to_full = starts - at + (self.chunk_tokens - 1)
+        self._quiet_steps = max(0, int(steps_to_full.min()) - 1)
+        return bool(np.count_nonzero((steps_to_full <= 0) & (starts <= self._last_start)))
 
     def waits(self, rows: torch.Tensor) -> bool:
         """Whether anything waits in these rows that a catch-up has room for."""
-        if not self._may_wait:
+        if not self.may_wait:
             return False
+        self._quiet_steps = 0
         starts = self._starts_array[rows.numpy()]
         return bool(np.count_nonzero((starts != _NONE) & (starts <= self._last_start)))
 

@@ -216,7 +216,7 @@ class AutoPolicy(Switching):
             return self._judge(self._probe, seen, gain)
         if seen.steps_in_mode < self.min_dwell_steps:
             return _DWELL[mode]
-        if gain is not None and gain > self._bar() and self._lost_steps > self._bar_steps(mode):
+        if self._lost_steps and gain is not None and gain > self._bar() and self._lost_steps > self._bar_steps(mode):
             return self._leave(mode, _FASTER[mode.other].reason)
         if self._step >= self._returns[mode.other].at_step:
             return self._try_other(mode, gain)

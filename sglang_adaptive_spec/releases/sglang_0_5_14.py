@@ -214,7 +214,7 @@ class Sglang0514:
     def host_seq_lens(self, batch: Any) -> Any:
         # Preparation has already claimed the slot of this step, hence the -1.
         # By way of numpy, which reads a list of numbers in a third of torch's time.
-        return torch.from_numpy(np.array(self._committed(batch), dtype=np.int64) - 1)
+        return torch.from_numpy(np.array([length - 1 for length in self._committed(batch)], dtype=np.int64))
 
     def mean_context_tokens(self, batch: Any) -> int:
         lengths = batch.seq_lens_cpu

@@ -32,9 +32,32 @@ def test_a_row_is_full_with_a_chunk_of_positions():
 def test_a_request_that_came_later_is_covered_by_the_same_catch_up():
     account = ledger()
     account.note(at(1), at(10))
+    account.prefilled(at(2))
     account.note(at(1, 2), at(11, 50))
     starts, counts = account.due(at(1, 2), at(12, 51))
     assert (starts.tolist(), counts.tolist()) == ([10, 50], [2, 1])
+
+
+def test_every_row_is_full_a_chunk_after_it_came_whatever_the_others_do():
+    account = ledger()
+    full = [account.note(at(1), at(10 + k)) for k in range(2)]
+    account.prefilled(at(2))
+    for k in range(2, CHUNK + 2):
+        rows, ends = at(1, 2), at(11 + k, 49 + k)
+        full.append(account.note(rows, ends - 1))
+        if full[-1]:
+            due = account.due(rows, ends)
+            assert CHUNK in due[1].tolist()
+            account.saw(rows, due, torch.where(due[1] == CHUNK, due[1], 0))
+    assert full == [k in (CHUNK - 1, CHUNK + 1) for k in range(CHUNK + 2)]
+
+
+def test_a_verify_step_in_between_does_not_hide_a_row_without_room():
+    account = ledger()
+    account.note(at(1), at(CONTEXT - CHUNK + 1))
+    assert not account.waits(at(1))
+    account.prefilled(at(2))
+    assert [account.note(at(1, 2), at(CONTEXT - 1 + k, 10 + k)) for k in range(CHUNK)] == [False] * (CHUNK - 1) + [True]
 
 
 def test_what_was_seen_waits_no_more():
@@ -84,6 +107,7 @@ def test_a_prefill_closes_a_gap():
 def test_a_step_taken_back_waits_for_nothing_and_keeps_what_waited_before():
     account = ledger()
     account.note(at(1), at(10))
+    account.prefilled(at(2))
     account.note(at(1, 2), at(11, 50))
     account.forget_from(at(1, 2), at(11, 50))
     starts, counts = account.due(at(1, 2), at(11, 50))
@@ -145,6 +169,7 @@ def test_of_what_was_seen_in_part_the_rest_waits_on():
     account = ledger()
     for k in range(3):
         account.note(at(1), at(10 + k))
+    account.prefilled(at(2))
     account.note(at(2), at(20))
     rows, lengths = at(1, 2, 3), at(13, 21, 40)
     due = account.due(rows, lengths)

@@ -76,6 +76,9 @@ class FakeRelease:
     def plan_of(self, batch):
         return batch.plan
 
+    def claim(self, batch):
+        batch.claimed = True
+
     def host_seq_lens(self, batch):
         return batch.lengths.clone()
 
@@ -231,6 +234,7 @@ def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
         lengths=torch.full((requests,), FIRST_LENGTH),
         output_tokens=0,
         has_grammar=False,
+        claimed=False,
     )
 
 
@@ -284,6 +288,12 @@ def step(engine: AdaptiveEngine, requests: int = 2) -> int:
 
 
 # --- reserve ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "claimed"), [(PLAIN, True), (SPEC, False)])
+def test_the_token_of_a_plain_step_alone_is_committed_when_it_is_prepared(settings, claimed):
+    prepare(make_engine(settings), batch := make_batch())
+    assert batch.claimed is claimed
 
 
 def test_a_steady_plain_phase_takes_one_slot_a_request():

@@ -107,19 +107,6 @@ def test_no_target_is_patched_twice():
     assert len(set(targets)) == len(targets)
 
 
-@pytest.mark.parametrize("mode", Mode)
-def test_the_token_of_a_plain_step_alone_is_committed_when_it_is_prepared(mode):
-    claimed = []
-    plugin = SimpleNamespace(
-        engine=SimpleNamespace(prepare=lambda batch, upstream: upstream()),
-        release=SimpleNamespace(plan_of=lambda batch: plan(mode), claim=claimed.append),
-    )
-    original = Original()
-    assert wrapper_of("EagleDraftInputV2Mixin.prepare_for_decode")(plugin, original, None, ("batch",), {}) is not None
-    assert original.calls == [(("batch",), {})]
-    assert claimed == (["batch"] if mode is Mode.PLAIN else [])
-
-
 @pytest.mark.parametrize(
     ("engine", "has_grammar", "needed"), [(None, True, False), ("e", True, True), ("e", False, False)]
 )
