@@ -173,9 +173,7 @@ class Controller:
             self.fault(Fault.POLICY, "the policy failed", error)
 
     def note_time(self, timed: StepTime) -> None:
-        """Keep what the first step of a switch took."""
-        if timed.after is timed.mode:
-            return
+        """Keep what the first step of a switch took; ``timed`` is one that came after a step of the other mode."""
         for switch in self.switches:
             if switch.step == timed.number:
                 switch.first_step_seconds = timed.seconds

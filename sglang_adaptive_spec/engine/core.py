@@ -414,7 +414,8 @@ class AdaptiveEngine:
         emitted_tokens = kept_tokens - self._overshoot_tokens
         timed = self.clock.processed(mode)
         if timed is not None:
-            self.controller.note_time(timed)
+            if timed.after is not mode:
+                self.controller.note_time(timed)
             if self._measures:
                 self._samples.take(timed)
         self.controller.note_result(mode, requests, tokens, emitted_tokens)
@@ -425,7 +426,7 @@ class AdaptiveEngine:
     def _learn(self, timed: StepTime) -> None:
         self.controller.learn(timed)
         # The policy that measures keeps the costs itself, and goes on with them after a time of being held.
-        if self.costs is not None and self.settings.policy != "auto" and timed.after is timed.mode:
+        if self.settings.policy != "auto" and timed.after is timed.mode and self.costs is not None:
             self.costs.observe(timed.mode, timed.requests, timed.context_tokens, timed.seconds)
 
     # --- control -----------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -796,42 +796,43 @@ def _kept(batch: Any, names: tuple[str, ...]) -> Iterator[None]:
 @contextmanager
 def _without_aux_capture(model: Any) -> Iterator[None]:
     """Let an EAGLE-3 target return its last hidden states, as on a server without speculation."""
-    with ExitStack() as stack:
-        for module in _capturing_modules(model):
-            if hasattr(module, "capture_aux_hidden_states"):
-                stack.enter_context(swapped(module, capture_aux_hidden_states=False))
-            if hasattr(module, "layers_to_capture"):
-                stack.enter_context(swapped(module, layers_to_capture=[]))
+    switches = _capture_switches(model)
+    kept = [getattr(module, name) for module, name, _ in switches]
+    # Past nn.Module's own __setattr__, which looks for tensors to register at every step.
+    for module, name, off in switches:
+        object.__setattr__(module, name, off)
+    try:
         yield
+    finally:
+        for (module, name, _), value in zip(switches, kept, strict=True):
+            object.__setattr__(module, name, value)
 
 
-def _capturing_modules(model: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] | None = getattr(model, "_adaptive_spec_capturing", None)
+def _capture_switches(model: Any) -> tuple[tuple[Any, str, Any], ...]:
+    """What makes a target capture states for an EAGLE-3 draft: module, attribute, and its value when off."""
+    found: tuple[tuple[Any, str, Any], ...] | None = getattr(model, "_adaptive_spec_switches", None)
     if found is None:
         found = tuple(
-            module
+            (module, name, off)
             for module in model.modules()
-            if hasattr(module, "capture_aux_hidden_states") or hasattr(module, "layers_to_capture")
+            for name, off in (("capture_aux_hidden_states", False), ("layers_to_capture", []))
+            if hasattr(module, name)
         )
-        # Past nn.Module's own __setattr__: a tuple of modules must not become part of the model.
-        object.__setattr__(model, "_adaptive_spec_capturing", found)
+        # Past it here, too: a tuple of modules must not become part of the model.
+        object.__setattr__(model, "_adaptive_spec_switches", found)
     return found
 
 
 @contextmanager
 def _on_runtime(runner: Any, runtime: PlainRuntime) -> Iterator[None]:
     """Let the target forward on the plain backend and graphs; both are read live on each forward."""
-    with ExitStack() as stack:
-        stack.enter_context(
-            swapped(
-                runner,
-                attn_backend=runtime.attn_backend,
-                decode_cuda_graph_runner=runtime.graph_runner,
-            )
-        )
-        if runtime.draft_sync is None:
-            stack.enter_context(_without_aux_capture(runner.model))
-        yield
+    live = runner.attn_backend, runner.decode_cuda_graph_runner
+    runner.attn_backend, runner.decode_cuda_graph_runner = runtime.attn_backend, runtime.graph_runner
+    try:
+        with nullcontext() if runtime.draft_sync is not None else _without_aux_capture(runner.model):
+            yield
+    finally:
+        runner.attn_backend, runner.decode_cuda_graph_runner = live
 
 
 def _launches(sync: DraftSync, due: tuple[Any, Any]) -> Iterator[tuple[tuple[Any, Any], int]]:
