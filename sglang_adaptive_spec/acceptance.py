@@ -31,7 +31,8 @@ class _Average:
         self.requests = self.tokens = self.squares = 0.0
 
     def note(self, requests: int, tokens: int) -> None:
-        keep = 1 - min(requests * self._request_rate, self._step_rate)
+        share = requests * self._request_rate
+        keep = 1 - (share if share < self._step_rate else self._step_rate)  # no min(): 0.1 us, twice a step
         self.requests = self.requests * keep + requests
         self.tokens = self.tokens * keep + tokens
         self.squares = self.squares * keep * keep + requests
