@@ -141,20 +141,18 @@ def plot(results: Results, path: Path) -> bool:
     if not backends:
         return False
     try:
-        import matplotlib
+        from matplotlib.figure import Figure as Drawing
     except ImportError:
         return False
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(backends), figsize=(1 + 5.5 * len(backends), 4.5), squeeze=False)
+    figure = Drawing(figsize=(1 + 5.5 * len(backends), 4.5))
+    axes = figure.subplots(1, len(backends), squeeze=False)
     for axis, backend in zip(axes[0], backends, strict=True):
         _draw(axis, results, backend)
     settings = results.header["settings"]
     figure.suptitle(f"Decode throughput, {settings['model_shape']} shape, {_device(results)}")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
     return True
 
 

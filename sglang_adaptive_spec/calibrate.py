@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     options, server_arguments = _parse(arguments)
     if options.png:
-        _pyplot()  # before minutes of start-up, not after
+        _drawing()  # before minutes of start-up, not after
     os.environ[ENABLE_VARIABLE] = "1"
     release = release_for(installed_sglang())
 
@@ -86,22 +86,21 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_known_args(arguments)
 
 
-def _pyplot() -> Any:
+def _drawing() -> type[Any]:
+    """Matplotlib's figure, without pyplot: it needs no display and keeps no figure alive."""
     try:
-        import matplotlib
+        from matplotlib.figure import Figure
     except ImportError:
         raise Refusal(
             "--png needs matplotlib.", "It is not installed.", "pip install matplotlib, or drop --png."
         ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    drawing: type[Any] = Figure
+    return drawing
 
 
 def _plot(measured: Sequence[Pair], path: str, title: str) -> None:
-    pyplot = _pyplot()
-    figure, (times, crossover) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = _drawing()(figsize=(10, 4), layout="constrained")
+    times, crossover = figure.subplots(1, 2)
     sizes = [pair.requests for pair in measured]
     times.plot(sizes, [1e3 * pair.spec_seconds for pair in measured], marker=".", label="spec step")
     times.plot(sizes, [1e3 * pair.plain_seconds for pair in measured], marker=".", label="plain step")
@@ -115,7 +114,6 @@ def _plot(measured: Sequence[Pair], path: str, title: str) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:.0f}")
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -134,10 +134,8 @@ def complaints(outcome: Outcome) -> list[str]:
 
 def plot(outcome: Outcome, path: Path, title: str) -> None:
     """Draw load, throughput and accept length over time, with the mode as shading."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     start, samples = outcome.boundaries[0], outcome.samples
@@ -152,10 +150,9 @@ def plot(outcome: Outcome, path: Path, title: str) -> None:
         "xtick.color": _MUTED,
         "ytick.color": _MUTED,
     }
-    with plt.rc_context(style):
-        figure, (load, rate, accept) = plt.subplots(
-            3, 1, sharex=True, figsize=(9.5, 7), layout="constrained", height_ratios=(1.2, 1, 1)
-        )
+    with rc_context(style):
+        figure = Figure(figsize=(9.5, 7), layout="constrained")
+        load, rate, accept = figure.subplots(3, 1, sharex=True, height_ratios=(1.2, 1, 1))
         last = max(seconds[-1], outcome.boundaries[-1] - start)
         for band in bands(outcome.switches, samples[0].mode, start, start + last):
             for axes in (load, rate, accept):
@@ -190,7 +187,6 @@ def plot(outcome: Outcome, path: Path, title: str) -> None:
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
-        plt.close(figure)
 
 
 def _draw_accept(axes: Any, middles: Sequence[float], samples: Sequence[Sample]) -> None:

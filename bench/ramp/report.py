@@ -82,14 +82,13 @@ def plot(results: Results, path: Path) -> bool:
     if not modes:
         return False
     try:
-        import matplotlib
+        from matplotlib.figure import Figure as Drawing
     except ImportError:
         return False
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
     series = {mode: [r for r in results.of_kind("second") if r["mode"] == mode and r["round"] == 0] for mode in modes}
-    figure, axes = plt.subplots(5, 1, figsize=(10, 12), sharex=True, height_ratios=(2, 3, 3, 3, 3))
+    figure = Drawing(figsize=(10, 12))
+    axes = figure.subplots(5, 1, sharex=True, height_ratios=(2, 3, 3, 3, 3))
     longest = max(series.values(), key=len)
     axes[0].fill_between(*_curve(longest, "offered_per_s"), step="mid", color="0.85")
     axes[0].set_ylabel("requests/s\noffered")
@@ -113,7 +112,6 @@ def plot(results: Results, path: Path) -> bool:
     axes[-1].set_xlabel("seconds")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
-    plt.close(figure)
     return True
 
 
