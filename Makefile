@@ -16,15 +16,17 @@ test: env lint
 	$(PYTHON) -m pytest
 
 # All engine tests on another release: make test-release RELEASE=0.5.17. Its environment is .venv-0.5.17.
+# With CORE=1 the ones in which releases differ, in four minutes: tokens, slots, the draft, features, the context limit.
+CORE_TESTS := (page1-overlap-topk1 or page16-sync-topk4) and (by-load or every-3) \
+    or test_slots or test_limits or test_features and flips or chain and (64 or prefix)
+
 test-release:
 	@RELEASE=$(RELEASE) tests/setup_env.sh
-	.venv-$(RELEASE)/bin/python -m pytest tests/engine
+	.venv-$(RELEASE)/bin/python -m pytest tests/engine $(if $(CORE),-k "$(CORE_TESTS)")
 
-# Flips on the newest release, in the layouts that differ most.
+# The same core on the newest release.
 test-newest:
-	@RELEASE=$(NEWEST) tests/setup_env.sh
-	.venv-$(NEWEST)/bin/python -m pytest tests/engine/test_tokens.py \
-	    -k "(page1-overlap-topk1 or page16-sync-topk4) and (by-load or every-3)"
+	@$(MAKE) --no-print-directory test-release RELEASE=$(NEWEST) CORE=1
 
 # What is too long for every run: ten thousand steps with flips at random moments.
 soak: env
