@@ -12,7 +12,7 @@ from sglang_adaptive_spec.patching import Patch
 def _leave_open(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
     del instance
     server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
-    if server_args.max_running_requests is not None or not plugin.lifts_request_limit:
+    if plugin.release.arguments(server_args).max_running_requests is not None or not plugin.lifts_request_limit:
         return original(*args, **kwargs)
     with plugin.release.request_limit_open(server_args):
         return original(*args, **kwargs)

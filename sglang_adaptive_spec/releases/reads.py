@@ -93,18 +93,13 @@ RELIES_ON = (
     f"{DRAFT_INPUT}.filter_batch",
     f"{DRAFT_INPUT}.merge_batch",
     f"{WORKER}._override_worker_state",
+    f"{WORKER}.spec_v2_attn_backends",
     f"{DRAFT_WORKER}._draft_extend_for_decode",
     f"{DRAFT_WORKER}.init_attention_backend",
     "sglang.srt.utils.device_timer:DeviceTimer._report",
     "sglang.srt.utils.device_timer:DeviceTimer.wrap",
 )
 """Functions that every family has."""
-
-SAVED_POOL = (
-    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.backup_state",
-    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.restore_state",
-)
-"""How a pool is left as it was found, to 0.5.16."""
 
 GRAPH_SIZES = (
     f"{ARGUMENTS}._generate_decode_cuda_graph_batch_sizes",
@@ -157,12 +152,12 @@ READS: Mapping[str, str] = {
 """Attributes that every family has, by owner."""
 
 SERVER_ARGUMENTS = (
-    "chunked_prefill_size cuda_graph_config device disaggregation_mode dp_size enable_dp_attention "
-    "enable_hierarchical_cache enable_hisparse enable_lora enable_memory_saver enable_multi_layer_eagle "
-    "enable_multimodal enable_pdmux enable_return_hidden_states enable_streaming_session enable_torch_compile "
-    "enable_two_batch_overlap lora_paths max_running_requests pp_size speculative_adaptive speculative_algorithm "
-    "speculative_eagle_topk speculative_num_draft_tokens speculative_num_steps speculative_use_rejection_sampling "
-    "tp_size"
+    "chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode dp_size "
+    "enable_dp_attention enable_hierarchical_cache enable_hisparse enable_lora enable_memory_saver "
+    "enable_multi_layer_eagle enable_multimodal enable_pdmux enable_return_hidden_states enable_streaming_session "
+    "enable_torch_compile enable_two_batch_overlap lora_paths max_running_requests pp_size speculative_adaptive "
+    "speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens speculative_num_steps "
+    "speculative_use_rejection_sampling tp_size"
 )
 """Of the server's arguments, the ones that are read."""
 

@@ -36,7 +36,6 @@ from sglang_adaptive_spec.releases.reads import (
     RELIES_ON,
     REQUEST,
     RUNNER,
-    SAVED_POOL,
     SERVER_ARGUMENTS,
     SET_STATE_OUTPUT,
     WORKER,
@@ -49,7 +48,7 @@ from sglang_adaptive_spec.releases.refusals_0_5_14 import (
     refuse_unserved,
 )
 from sglang_adaptive_spec.releases.setup_0_5_14 import describe_setup
-from sglang_adaptive_spec.releases.step_bench_0_5_14 import idle_batch
+from sglang_adaptive_spec.releases.step_bench import Steps, idle_batch
 from sglang_adaptive_spec.request_steps import VerifySteps
 from sglang_adaptive_spec.stopwatch import HostStopwatch, Stopwatch
 from sglang_adaptive_spec.telemetry import Telemetry
@@ -132,7 +131,6 @@ class Sglang0514:
         *RELIES_ON,
         RECAPTURES,
         *GRAPH_SIZES,
-        *SAVED_POOL,
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
@@ -345,7 +343,18 @@ class Sglang0514:
         def run_plain(batch: Any) -> Any:
             return self.run_plain_decode(worker, runtime, batch, None)
 
-        return idle_batch(worker, run_plain, requests, context_tokens)
+        from sglang.srt.managers.schedule_batch import get_alloc_reserve_per_decode
+
+        served = Steps(
+            worker=worker,
+            run_plain=run_plain,
+            overlaps=not self.arguments(worker.server_args).disable_overlap_schedule,
+            needs_lengths=self._needs_lengths(worker),
+            reserve_tokens=int(get_alloc_reserve_per_decode()) + 1,
+            draft_hidden=self._draft_hidden(worker.draft_worker),
+            read_done_event=self._read_done_event(worker.target_worker.model_runner),
+        )
+        return idle_batch(served, requests, context_tokens)
 
     def ranks(self, worker: Any) -> int:
         return int(self.arguments(worker.server_args).tp_size)
@@ -623,6 +632,12 @@ class Sglang0514:
     def _read_done_event(self, runner: Any) -> str:
         """The attribute of a runner that says when its step has read the shared buffers."""
         return "war_fastpath_read_done_event" if hasattr(runner, "war_fastpath_read_done_event") else _READ_DONE
+
+    def _needs_lengths(self, worker: Any) -> bool:
+        """Whether a speculative step needs its requests' lengths on the host."""
+        from sglang.srt.managers.overlap_utils import decide_needs_cpu_seq_lens
+
+        return bool(decide_needs_cpu_seq_lens(worker.server_args, worker.spec_v2_attn_backends))
 
     def _is_recurrent(self, runner: Any) -> bool:
         return runner.mambaish_config is not None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from sglang_adaptive_spec.modes import Mode
-from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENT_METHODS,
     ARGUMENTS,
@@ -78,13 +76,6 @@ class Sglang0515(Sglang0514):
 
     def report_plain_steps(self, req: Any, plain_steps: int) -> None:
         """Nothing but plain numbers gets through SGLang's messages, and none of them is free for this one."""
-
-    def idle_batch(
-        self, worker: Any, runtime: PlainRuntime, requests: int, context_tokens: int
-    ) -> AbstractContextManager[IdleBatch | None]:
-        # How such a batch is made up is known for 0.5.14 alone; step times are what serving shows.
-        del worker, runtime, requests, context_tokens
-        return nullcontext()
 
     def _draft_hidden(self, draft: Any) -> tuple[int, torch.dtype]:
         from sglang.srt.speculative.eagle_utils import get_draft_recurrent_hidden_state_spec

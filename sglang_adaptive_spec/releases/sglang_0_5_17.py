@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from sglang_adaptive_spec.releases.arguments import Arguments
@@ -49,11 +49,6 @@ class Sglang0517(Sglang0516):
 
     def take_limits(self, server_args: Any, most_spec_requests: int | None) -> None:
         """Resolved arguments are read-only here, so both modes have graphs of the same sizes, SGLang's own."""
-
-    def request_limit_open(self, server_args: Any) -> AbstractContextManager[Any]:
-        # While they are resolved, too.
-        del server_args
-        return nullcontext()
 
     def _configured(self, runner: Any, values: dict[str, Any]) -> AbstractContextManager[None]:
         return _overridden_everywhere(runner, values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from sglang_adaptive_spec.releases.sglang_0_5_16 import RECURRENT
 from sglang_adaptive_spec.releases.sglang_0_5_17 import BAG_OVERRIDE, Sglang0517, overridden
 
 _RESOLUTION = "sglang.srt.arg_groups.model_override_base"
+_DECLARED_BY = "adaptive_spec"
 
 
 class Sglang0519(Sglang0517):
@@ -50,6 +52,7 @@ class Sglang0519(Sglang0517):
         RECURRENT,
         FIXED_CAPTURE,
         BAG_OVERRIDE,
+        "sglang.srt.arg_groups.overrides:declare_resolution",
         f"{_RESOLUTION}:model_config_of",
         f"{_RESOLUTION}:resolving_view",
         f"{RUNTIME_CONTEXT}:max_prefill_buffer_tokens",
@@ -63,6 +66,17 @@ class Sglang0519(Sglang0517):
         values = {"get_model_config": partial(model_config_of, server_args), **as_asked}
         return Arguments(resolving_view(server_args), values)
 
+    @contextmanager
+    def request_limit_open(self, server_args: Any) -> Iterator[None]:
+        # What was declared last holds.
+        from sglang.srt.arg_groups.overrides import declare_resolution
+
+        declare_resolution(server_args, _DECLARED_BY, max_running_requests=1)
+        try:
+            yield
+        finally:
+            declare_resolution(server_args, _DECLARED_BY, max_running_requests=None)
+
     def _kv(self, req: Any) -> Any:
         return req.kv
 
@@ -71,6 +85,11 @@ class Sglang0519(Sglang0517):
         from sglang.srt.runtime_context import get_parallel
 
         return get_parallel().tp_group
+
+    def _needs_lengths(self, worker: Any) -> bool:
+        from sglang.srt.managers.overlap_utils import decide_needs_cpu_seq_lens
+
+        return bool(decide_needs_cpu_seq_lens(worker.spec_v2_attn_backends))
 
     def _committed(self, batch: Any) -> list[int]:
         return [req.kv.kv_committed_len for req in batch.reqs]

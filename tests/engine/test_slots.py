@@ -54,9 +54,11 @@ def test_a_pool_too_small_to_speculate_serves_plainly(tmp_path: Path, plain_serv
     [prompt] = heldout_prompts(1, seed=6, max_size=12)
     sampling = {"max_new_tokens": new_tokens, "ignore_eos": True}
     answer = plain_server.generate(prompt, **sampling)
-    # They fit to their last token, and speculation's reserve of 8 slots a request does not.
+    # They fit to their last token, and speculation's reserve of 16 slots a request does not, not even where it counts
+    # from a length that is two verify steps old.
     slots = (answer["meta_info"]["prompt_tokens"] + new_tokens + 2) * requests
-    arguments = [*SPECULATION, *CHAIN, f"--max-total-tokens={slots}", "--disable-radix-cache"]
+    wide = ["--speculative-num-steps=7", "--speculative-num-draft-tokens=8"]
+    arguments = [*SPECULATION, *CHAIN, *wide, f"--max-total-tokens={slots}", "--disable-radix-cache"]
     # Admit requests as if they stopped early, so that all of them run at once.
     arguments += ["--schedule-conservativeness=0.1"]
     settings = {"disable_batch_threshold": 31, "min_dwell_steps": 1}
