@@ -23,7 +23,6 @@ from tests.models.prompts import heldout_prompts
 
 pytestmark = pytest.mark.engine
 needs_rich_messages = pytest.mark.skipif(not RICH_MESSAGES, reason="SGLang lets plain numbers through alone")
-compares_sglangs_own = pytest.mark.skipif(not RICH_MESSAGES, reason="SGLang's own numbers are known for 0.5.14 alone")
 
 KEY = "tell-nobody"
 LOG_INTERVAL = 10
@@ -93,7 +92,6 @@ def as_scraped(state: dict[str, Any]) -> dict[str, float]:
     return {OURS + name: value for name, value in values.items()}
 
 
-@compares_sglangs_own
 def test_a_scrape_agrees_with_the_plugin_and_with_what_clients_got(server: Server) -> None:
     scrape_before, before = settled(server)
     answers = generate_rising_and_falling(server, seed=51)
@@ -102,7 +100,12 @@ def test_a_scrape_agrees_with_the_plugin_and_with_what_clients_got(server: Serve
     assert {name: scrape[name] for name in wanted} == pytest.approx(wanted)
 
     def grew(name: str) -> float:
-        return scrape[name] - scrape_before.get(name, 0.0)
+        # From 0.5.17 on some of SGLang's counters have a label more.
+        after, before = (
+            [value for key, value in values.items() if key == name or key.startswith(f"{name} ")]
+            for values in (scrape, scrape_before)
+        )
+        return sum(after) - sum(before)
 
     assert grew(f"{OURS}switches_total reason=load_rose to_mode=plain") >= 1
     assert grew(f"{OURS}switches_total reason=load_fell to_mode=spec") >= 1
@@ -187,11 +190,11 @@ def throughputs(lines: list[str]) -> list[float]:
 # --- SGLang's benchmark ----------------------------------------------------------------------------------
 
 
-@compares_sglangs_own
 def test_bench_serving_reports_the_accept_length_of_speculative_steps(server: Server, tmp_path: Path) -> None:
     assert server.use(policy="alternate", alternate_period_steps=4)
-    # SGLang's own settings are still SGLang's; any change to them sets its accept length back to nothing.
-    own = {"server_args": {"pp_max_micro_batch_size": 32}}
+    # SGLang's own settings are still SGLang's. A change to this one sets its accept length back to nothing, in every
+    # release; otherwise bench_serving would report the mean of the server's whole life.
+    own = {"server_args": {"speculative_accept_threshold_single": 1.0}}
     assert server.client.post("/set_internal_state", json=own).json() == [True]
     _, before = settled(server)
     prompts = tmp_path / "prompts.jsonl"
