@@ -1,6 +1,7 @@
 """Each lock file against the wheel of its release, and against copies of it that were changed."""
 
 import ast
+import copy
 import logging
 import re
 import shutil
@@ -13,6 +14,8 @@ import pytest
 from sglang_adaptive_spec.activate import DRIFT_VARIABLE, check_lock
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.releases import families, lock
+from sglang_adaptive_spec.releases.digest import describe_function
+from sglang_adaptive_spec.releases.not_served import NOT_SERVED
 from sglang_adaptive_spec.releases.source import Source
 
 from .wheels import source, wheel
@@ -23,22 +26,25 @@ RELEASES = lock.locked_releases()
 pytestmark = pytest.mark.timeout(900)  # the first run downloads the wheels
 
 
+@pytest.fixture(scope="module", params=RELEASES)
+def release(request) -> str:
+    """One release after the other: what is parsed of one is a hundred megabytes."""
+    return request.param
+
+
 def test_the_installed_sglang_is_the_locked_one():
     assert check_lock(INSTALLED) == {}
 
 
-@pytest.mark.parametrize("release", RELEASES)
 def test_what_a_lock_describes_is_in_the_wheel(release):
     assert lock.drifted(lock.read_lock(release), source(release)) == {}
 
 
-@pytest.mark.parametrize("release", RELEASES)
 def test_a_lock_file_is_what_its_command_writes(release):
     """So it covers what is patched, relied on and read, no more and no less, and its adapter is the one that fits."""
     assert lock.make_lock(source(release)).to_json(release) == lock.lock_path(release).read_text()
 
 
-@pytest.mark.parametrize("release", RELEASES)
 def test_every_patch_that_has_to_be_there_has_a_target(release):
     locked = lock.read_lock(release)
     adapter = families.load_adapter(locked.adapter)
@@ -46,22 +52,59 @@ def test_every_patch_that_has_to_be_there_has_a_target(release):
         assert patch.placed(locked.targets.get) or not patch.required
 
 
+# --- releases that are not served ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", NOT_SERVED)
+def test_what_is_said_to_be_different_is_missing_there_and_nowhere_else(release):
+    assert release not in RELEASES
+    with pytest.raises(LookupError) as caught:
+        families.adapter_for(source(release))
+    for name in NOT_SERVED[release].missing:
+        assert source(release).function(name) is None
+        assert name in str(caught.value)
+
+
+def test_what_is_said_to_be_different_is_needed_on_a_served_release():
+    oldest = source(RELEASES[0])
+    for different in NOT_SERVED.values():
+        assert all(oldest.function(name) for name in different.missing)
+
+
 # --- drift -----------------------------------------------------------------------------------------------
 
 TARGETS = {
-    INSTALLED: next(name for name in lock.read_lock(INSTALLED).functions if "prepare_for_decode" in name),
-    **{
-        release: next(name for name in lock.read_lock(release).functions if "prepare_for_decode" in name)
-        for release in (RELEASES[0], RELEASES[-1])
-    },
+    release: next(name for name in lock.read_lock(release).functions if "prepare_for_decode" in name)
+    for release in RELEASES
 }
-"""A wrapped function of the installed release, of the oldest and of the newest."""
+"""A wrapped function of each release."""
+# Which releases the tests of the comparison itself take: it is the same for all.
+of_few_releases = pytest.mark.parametrize(
+    "release", list(dict.fromkeys([RELEASES[0], INSTALLED, RELEASES[-1]])), indirect=True
+)
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def unpacked(request, tmp_path_factory) -> tuple[str, Path]:
+def test_any_changed_line_of_any_locked_function_shows_and_no_docstring_or_comment_does(release):
+    for name, locked in lock.read_lock(release).functions.items():
+        node = source(release).function(name)
+        assert describe_function(with_first(node, '"""Says something else."""')) == locked, name
+        changed = describe_function(with_first(node, "changed = True"))
+        assert changed.parameters == locked.parameters
+        assert changed.digest != locked.digest, name
+
+
+def with_first(node, line: str):
+    """A copy of a function with a line in front of all others; it takes a docstring's place."""
+    copied = copy.copy(node)
+    rest = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    copied.body = [*ast.parse(line).body, *rest]
+    return copied
+
+
+@pytest.fixture(scope="module")
+def unpacked(release, tmp_path_factory) -> tuple[str, Path]:
     """A release, and what its lock speaks of, unpacked to be changed."""
-    release, root = request.param, tmp_path_factory.mktemp("unpacked")
+    root = tmp_path_factory.mktemp("unpacked")
     locked = lock.read_lock(release)
     names = [*locked.functions, *locked.targets, *locked.attributes]
     paths = {name.partition(":")[0].replace(".", "/") for name in names}
@@ -72,7 +115,7 @@ def unpacked(request, tmp_path_factory) -> tuple[str, Path]:
 
 
 @pytest.fixture
-def copy(unpacked, tmp_path) -> tuple[str, str, Path]:
+def copied(unpacked, tmp_path) -> tuple[str, str, Path]:
     """A release, the name of a wrapped function of it, and the file to change it in."""
     release, root = unpacked
     shutil.copytree(root, tmp_path, dirs_exist_ok=True)
@@ -103,20 +146,22 @@ def wheel_of(root: Path) -> Path:
     return made
 
 
-def test_an_unchanged_copy_passes(copy):
-    release, function, path = copy
+@of_few_releases
+def test_an_unchanged_copy_passes(copied):
+    release, function, path = copied
     assert check_lock(release, root_of(function, path)) == {}
 
 
+@of_few_releases
 @pytest.mark.parametrize("line", ['"""Says more than before."""', "# one more comment"])
-def test_a_docstring_or_comment_is_no_drift(copy, line):
-    release, function, path = copy
+def test_a_docstring_or_comment_is_no_drift(copied, line):
+    release, function, path = copied
     insert_line(function, path, line)
     assert check_lock(release, wheel_of(root_of(function, path))) == {}
 
 
-def test_a_wheel_with_one_changed_line_is_refused_by_name(copy):
-    release, function, path = copy
+def test_a_wheel_with_one_changed_line_is_refused_by_name(copied):
+    release, function, path = copied
     insert_line(function, path, "changed = True")
     with pytest.raises(Refusal) as caught:
         check_lock(release, wheel_of(root_of(function, path)))
@@ -125,8 +170,9 @@ def test_a_wheel_with_one_changed_line_is_refused_by_name(copy):
     assert f"set {DRIFT_VARIABLE}={function}" in caught.value.remedy
 
 
-def test_a_changed_body_may_be_allowed_and_is_told(copy, monkeypatch, caplog):
-    release, function, path = copy
+@of_few_releases
+def test_a_changed_body_may_be_allowed_and_is_told(copied, monkeypatch, caplog):
+    release, function, path = copied
     insert_line(function, path, "changed = True")
     monkeypatch.setenv(DRIFT_VARIABLE, function)
     with caplog.at_level(logging.WARNING, "sglang_adaptive_spec.activate"):
@@ -134,8 +180,9 @@ def test_a_changed_body_may_be_allowed_and_is_told(copy, monkeypatch, caplog):
     assert function in caplog.text
 
 
-def test_a_changed_parameter_is_refused_even_if_allowed(copy, monkeypatch):
-    release, function, path = copy
+@of_few_releases
+def test_a_changed_parameter_is_refused_even_if_allowed(copied, monkeypatch):
+    release, function, path = copied
     name = function.rpartition(":")[2].rpartition(".")[2]
     changed, count = re.subn(rf"(def {name}\([^)]*)\)", r"\1, extra=None)", path.read_text())
     assert count
@@ -147,8 +194,9 @@ def test_a_changed_parameter_is_refused_even_if_allowed(copy, monkeypatch):
     assert DRIFT_VARIABLE not in caught.value.remedy
 
 
-def test_what_is_gone_is_refused_even_if_allowed(copy, monkeypatch):
-    release, function, path = copy
+@of_few_releases
+def test_what_is_gone_is_refused_even_if_allowed(copied, monkeypatch):
+    release, function, path = copied
     path.unlink()
     gone = lock.drifted(lock.read_lock(release), Source(root_of(function, path)))
     monkeypatch.setenv(DRIFT_VARIABLE, ",".join(gone))

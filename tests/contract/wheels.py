@@ -18,7 +18,7 @@ def wheel(release: str) -> Path:
     return fetch_wheel(release, CACHE)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def source(release: str) -> Source:
-    """What is in it."""
+    """What is in it; of the last release asked for, it stays parsed."""
     return Source(wheel(release))

@@ -15,6 +15,8 @@ import pytest
 from sglang_adaptive_spec.cli import add_flags
 from sglang_adaptive_spec.config import FLAGS, POLICIES, Settings
 from sglang_adaptive_spec.modes import Reason
+from sglang_adaptive_spec.releases.lock import locked_releases
+from sglang_adaptive_spec.releases.not_served import NOT_SERVED
 from sglang_adaptive_spec.releases.refusals_0_5_14 import UNSERVED
 from sglang_adaptive_spec.top.errors import TopError
 from sglang_adaptive_spec.top.run import parser as top_parser
@@ -26,6 +28,30 @@ SOURCES = [path for root in ("sglang_adaptive_spec", "patches") for path in sort
 TEST_SETTINGS = {"alternate_period_steps"}
 # Links to a page that is being written elsewhere.
 EXPECTED_PAGES = {"docs/how-it-decides.md"}
+
+
+# --- releases --------------------------------------------------------------------------------------------
+
+
+def releases_in(page: str) -> dict[str, str]:
+    """Each release of a page's table, and how it was tested."""
+    [table] = re.findall(r"^\| release \|.*\n\| --- .*\n((?:\|.*\n)+)", read(page), re.M)
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    return {release: how for names, how, _ in cells for release in names.split(", ")}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/releases.md"])
+def test_the_table_has_the_locked_releases_and_no_other(page: str) -> None:
+    table = releases_in(page)
+    assert {release for release, how in table.items() if not how.startswith("refused")} == set(locked_releases())
+    refused = {release for release, how in table.items() if how.startswith("refused")}
+    assert refused == (set(NOT_SERVED) if page != "README.md" else set())
+    assert table.items() >= releases_in("README.md").items()
+
+
+@pytest.mark.parametrize("release", locked_releases())
+def test_every_served_release_has_an_environment_to_test_it_in(release: str) -> None:
+    assert (ROOT / "tests" / "requirements" / f"engine-{release}.txt").exists()
 
 
 # --- flags and variables ---------------------------------------------------------------------------------
