@@ -231,8 +231,9 @@ class Sglang0514:
 
     @cached_property
     def _spec_reserve_tokens(self) -> int:
-        # SGLang computes it anew at every call, from arguments that don't change.
-        from sglang.srt.managers.schedule_batch import get_alloc_reserve_per_decode
+        # SGLang computes it anew at every call, from arguments that don't change. Not by the names that are wrapped:
+        # they answer for the mode that a batch may run in.
+        from sglang.srt.mem_cache.common import get_alloc_reserve_per_decode
 
         return int(get_alloc_reserve_per_decode())
 
@@ -343,14 +344,12 @@ class Sglang0514:
         def run_plain(batch: Any) -> Any:
             return self.run_plain_decode(worker, runtime, batch, None)
 
-        from sglang.srt.managers.schedule_batch import get_alloc_reserve_per_decode
-
         served = Steps(
             worker=worker,
             run_plain=run_plain,
             overlaps=not self.arguments(worker.server_args).disable_overlap_schedule,
             needs_lengths=self._needs_lengths(worker),
-            reserve_tokens=int(get_alloc_reserve_per_decode()) + 1,
+            reserve_tokens=self._spec_reserve_tokens + 1,
             draft_hidden=self._draft_hidden(worker.draft_worker),
             read_done_event=self._read_done_event(worker.target_worker.model_runner),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from sglang_adaptive_spec.releases.reads import (
@@ -39,6 +40,12 @@ class Sglang0516(Sglang0515):
         },
     )
     relies_on: tuple[str, ...] = (*RELIES_ON, *HIDDEN_SIZES, *GRAPH_SIZES, RECURRENT, RECAPTURES)
+
+    @cached_property
+    def _spec_reserve_tokens(self) -> int:
+        from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+        return int(get_alloc_reserve_per_decode())
 
     def rank(self, worker: Any) -> int:
         del worker

@@ -1,5 +1,6 @@
 """Where families differ: who commits a plain step's token, and where a request keeps its lengths."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -88,3 +89,11 @@ def test_arguments_can_be_seen_with_other_values_and_stay_as_they_are():
     seen = Arguments(own, {"topk": None})
     assert (seen.steps, seen.topk) == (3, None)
     assert own.topk == 1
+
+
+def test_what_speculation_reserves_is_sglangs_own_number(adapter, monkeypatch):
+    """Not that of the wrapped names, which answer for the mode that a batch may run in."""
+    for module, tokens in (("mem_cache.common", 8), ("mem_cache.allocation_sizing", 8), ("managers.schedule_batch", 1)):
+        stand_in = SimpleNamespace(get_alloc_reserve_per_decode=lambda tokens=tokens: tokens)
+        monkeypatch.setitem(sys.modules, f"sglang.srt.{module}", stand_in)
+    assert adapter._spec_reserve_tokens == 8
