@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_adaptive_spec.activate import Plugin
+from sglang_adaptive_spec.config import SWITCHES
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.patching import Patch
 
@@ -76,7 +77,7 @@ def _nested(asked: dict[str, Any]) -> dict[str, Any]:
     """Settings in the form that every release lets through, as one JSON object.
 
     From 0.5.16 on SGLang takes nothing but numbers by name. So ``adaptive_spec.min_dwell_steps: 4`` stands for a
-    number, and ``adaptive_spec.policy.plain: 1`` for a word.
+    number, ``adaptive_spec.policy.plain: 1`` for a word, and ``adaptive_spec.dry_run: 0`` for off.
     """
     flat = {name.removeprefix(f"{KEY}."): value for name, value in asked.items() if name.startswith(f"{KEY}.")}
     if not flat:
@@ -84,7 +85,7 @@ def _nested(asked: dict[str, Any]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, value in flat.items():
         setting, _, word = name.partition(".")
-        settings[setting] = word or value
+        settings[setting] = word or (bool(value) if setting in SWITCHES and value in (0, 1) else value)
     return {KEY: settings, **{name: value for name, value in asked.items() if not name.startswith(f"{KEY}.")}}
 
 

@@ -208,6 +208,9 @@ FLAGS = {
 }
 """The settings by the names they have in JSON, with their flags."""
 
+SWITCHES = frozenset(field.name for field in fields(Settings) if isinstance(field.default, bool))
+"""The settings that are either on or off."""
+
 _OPTIONAL = {"disable_batch_threshold", "resume_batch_threshold"}
 _MINIMUM = {
     "disable_batch_threshold": 1,

@@ -89,7 +89,7 @@ class Server:
         flat = {
             f"adaptive_spec.{n}.{v}" if isinstance(v, str) else f"adaptive_spec.{n}": v for n, v in settings.items()
         }
-        numbers = {name: 1 if isinstance(value, str) else value for name, value in flat.items()}
+        numbers = {name: 1 if isinstance(value, str) else int(value) for name, value in flat.items()}
         answer = self.client.post("/set_internal_state", json={"server_args": numbers})
         return answer.status_code == httpx.codes.OK and all(answer.json())
 

@@ -121,6 +121,9 @@ def test_grammars_see_each_result_before_the_next_step(engine, has_grammar, need
     [
         ({"adaptive_spec": {"policy": "plain"}}, {"policy": "plain"}),
         ({"adaptive_spec.policy.plain": 1}, {"policy": "plain"}),
+        ({"adaptive_spec.dry_run": 0}, {"dry_run": False}),
+        ({"adaptive_spec.dry_run": 1.0}, {"dry_run": True}),
+        ({"adaptive_spec.dry_run": 7}, {"dry_run": 7}),
         (
             {"adaptive_spec.disable_batch_threshold": 32, "adaptive_spec.min_dwell_steps": 4},
             {"disable_batch_threshold": 32, "min_dwell_steps": 4},
