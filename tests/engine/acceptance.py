@@ -82,6 +82,8 @@ def kept_acceptance(server: Server, answers: list[tuple[list[int], dict[str, Any
 
 def after_a_plain_phase(server: Server, steps: int, gap_seconds: float | None = None) -> float:
     prompts = [token_ids(text) for text in heldout_prompts(LONG + SHORT, seed=steps, max_size=40)]
+    # A mode lasts a step at least, so the first of all steps would speculate.
+    generate(server, prompts[0][:2], 8)
     requests = [(prompt, steps + (AFTER_TOKENS if i >= SHORT else 0)) for i, prompt in enumerate(prompts)]
     if gap_seconds is None:
         answers = generate_all(server, requests)

@@ -46,6 +46,13 @@ def _server_arguments(module: Any) -> None:
     setattr(module.ServerArgs, name, server_defaults.before(getattr(module.ServerArgs, name)))
 
 
+@_after_import_of("sglang.srt.configs.update_config")
+def _head_sizes(module: Any) -> None:
+    # It pads what doesn't divide by the ranks for kernels of a CPU, and leaves a mark from which Qwen's layers compute
+    # a head's size from 0.5.20 on, whatever the configuration says. A GPU has neither.
+    module.adjust_config_with_unaligned_cpu_tp = lambda model_config, load_config, tp_size: model_config
+
+
 @_after_import_of("sglang.srt.distributed.device_communicators.pynccl")
 def _nccl(module: Any) -> None:
     from sglang_cpu_engine import device
