@@ -32,6 +32,7 @@ def _build(plugin: Plugin, original: Callable[..., Any], worker: Any, args: Any,
 PATCHES = (
     Patch(
         target="sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.init_cuda_graphs",
+        other_targets=("sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.__init__",),
         wrapper=_build,
         why="After SGLang's own graphs, a second attention backend and a decode graph set are built with "
         "speculation switched off for that moment; they share the graph pool.",

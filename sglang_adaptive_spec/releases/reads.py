@@ -36,6 +36,8 @@ def either(modules: Iterable[str], *names: str) -> str:
     return " or ".join(f"{module}:{name}" for module, name in zip(modules, cycle(names), strict=False))
 
 
+WAR_BARRIER = "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier"
+
 RELIES_ON = (
     "sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast_object",
     "sglang.srt.layers.radix_attention:RadixAttention.forward",
@@ -52,7 +54,7 @@ RELIES_ON = (
     f"{BATCH}.new_tokens_required_next_decode",
     f"{BATCH}._new_tokens_required_next_decode_spec_v2",
     f"{REQUEST}.__init__",
-    "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier",
+    WAR_BARRIER,
     "sglang.srt.managers.scheduler:Scheduler._forward_isolation",
     "sglang.srt.managers.scheduler:Scheduler.event_loop_normal",
     "sglang.srt.managers.scheduler:Scheduler.event_loop_overlap",

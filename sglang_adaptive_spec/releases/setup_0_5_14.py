@@ -54,5 +54,6 @@ def _device_name(device: str) -> str:
 
 
 def _attention_backends(arguments: Any, live: Any) -> str:
-    decode = live.decode_attention_backend_str or arguments.attention_backend
+    # From 0.5.14 on a backend knows its name.
+    decode = getattr(live, "decode_attention_backend_str", None) or arguments.attention_backend
     return f"{arguments.attention_backend}/{decode}"

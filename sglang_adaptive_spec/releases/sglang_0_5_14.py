@@ -114,6 +114,8 @@ class Sglang0514:
 
     unserved: tuple[Unserved, ...] = UNSERVED
     step_fields: tuple[str, ...] = STEP_FIELDS
+    decode_graphs = "decode_cuda_graph_runner"
+    prefill_graphs = "prefill_cuda_graph_runner"
     reads: tuple[str, ...] = attributes(
         READS,
         {
@@ -280,10 +282,8 @@ class Sglang0514:
         )
 
     def _build_target(self, worker: Any, *, capture_hidden: bool) -> tuple[Any, Any, tuple[int, ...]]:
-        from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
-
         runner = worker.target_worker.model_runner
-        live = runner.attn_backend
+        live, graph_runner = runner.attn_backend, self._graph_runner()
         with ExitStack() as stack:
             stack.enter_context(self._without_speculation(runner, capture_hidden=capture_hidden))
             if not capture_hidden:
@@ -293,15 +293,11 @@ class Sglang0514:
                 backend = runner._get_attention_backend(init_new_workspace=True)
             finally:
                 runner.init_new_workspace = new_workspace
-            # Set by ModelRunner.init_attention_backend on its own; models dispatch on them.
-            backend.prefill_attention_backend_str = live.prefill_attention_backend_str
-            backend.decode_attention_backend_str = live.decode_attention_backend_str
-            if not isinstance(runner.decode_cuda_graph_runner, DecodeCudaGraphRunner):
-                return backend, runner.decode_cuda_graph_runner, ()
-            config = self._decode_graph_config(runner)
-            plain_sizes = getattr(runner.server_args, _PLAIN_GRAPH_SIZES, config.bs)
-            stack.enter_context(swapped(config, bs=plain_sizes))
-            graphs = DecodeCudaGraphRunner(runner, attn_backend=backend)
+            self._name_backends(backend, live)
+            if not isinstance(getattr(runner, self.decode_graphs), graph_runner):
+                return backend, getattr(runner, self.decode_graphs), ()
+            stack.enter_context(self._plain_graph_sizes(runner))
+            graphs = graph_runner(runner, attn_backend=backend)
             return backend, graphs, tuple(graphs.capture_bs)
 
     def _build_draft_sync(self, worker: Any, catch_up_tokens: int) -> DraftSync:
@@ -333,10 +329,8 @@ class Sglang0514:
         return int(worker.target_worker.model_runner.max_running_requests)
 
     def spec_graph_sizes(self, worker: Any) -> tuple[int, ...]:
-        from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
-
-        graphs = worker.target_worker.model_runner.decode_cuda_graph_runner
-        return tuple(graphs.capture_bs) if isinstance(graphs, DecodeCudaGraphRunner) else ()
+        graphs = getattr(worker.target_worker.model_runner, self.decode_graphs)
+        return tuple(graphs.capture_bs) if isinstance(graphs, self._graph_runner()) else ()
 
     def idle_batch(
         self, worker: Any, runtime: PlainRuntime, requests: int, context_tokens: int
@@ -396,7 +390,7 @@ class Sglang0514:
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
         draft_input, seq_lens = batch.spec_info, batch.seq_lens
         runner = worker.target_worker.model_runner
-        with self._plain_view(batch), _on_runtime(runner, runtime):
+        with self._plain_view(batch), self._on_runtime(runner, runtime):
             batch.input_ids = draft_input.bonus_tokens.to(torch.int64)
             # Gathered on the GPU: after a verify step only the GPU knows where the next token belongs.
             slots = runner.req_to_token_pool.req_to_token[batch.req_pool_indices, seq_lens].to(torch.int64)
@@ -458,7 +452,8 @@ class Sglang0514:
 
     def _write_keys(self, worker: Any, sync: DraftSync, batch: Any, due: tuple[Any, Any], width: int) -> None:
         runner = worker.draft_worker.draft_runner
-        with swapped(runner, attn_backend=sync.keys_only, prefill_cuda_graph_runner=None), suppress(KeysWritten):
+        eager = swapped(runner, **{"attn_backend": sync.keys_only, self.prefill_graphs: None})
+        with eager, suppress(KeysWritten):
             self._run_extend(worker, sync, batch, due, width)
 
     def _extend_draft(
@@ -637,6 +632,35 @@ class Sglang0514:
         from sglang.srt.managers.overlap_utils import decide_needs_cpu_seq_lens
 
         return bool(decide_needs_cpu_seq_lens(worker.server_args, worker.spec_v2_attn_backends))
+
+    def _graph_runner(self) -> Any:
+        """The class of the target's decode graphs."""
+        from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
+
+        return DecodeCudaGraphRunner
+
+    def _plain_graph_sizes(self, runner: Any) -> AbstractContextManager[Any]:
+        """Let a runner capture the sizes of plain steps."""
+        config = self._decode_graph_config(runner)
+        return swapped(config, bs=getattr(runner.server_args, _PLAIN_GRAPH_SIZES, config.bs))
+
+    def _name_backends(self, backend: Any, live: Any) -> None:
+        # Set by ModelRunner.init_attention_backend on its own; models dispatch on them.
+        backend.prefill_attention_backend_str = live.prefill_attention_backend_str
+        backend.decode_attention_backend_str = live.decode_attention_backend_str
+
+    @contextmanager
+    def _on_runtime(self, runner: Any, runtime: PlainRuntime) -> Iterator[None]:
+        """Let the target forward on the plain backend and graphs; both are read live on each forward."""
+        live = runner.attn_backend, getattr(runner, self.decode_graphs)
+        runner.attn_backend = runtime.attn_backend
+        setattr(runner, self.decode_graphs, runtime.graph_runner)
+        try:
+            with nullcontext() if runtime.draft_sync is not None else _without_aux_capture(runner.model):
+                yield
+        finally:
+            runner.attn_backend = live[0]
+            setattr(runner, self.decode_graphs, live[1])
 
     def _is_recurrent(self, runner: Any) -> bool:
         return runner.mambaish_config is not None
@@ -837,18 +861,6 @@ def _capture_switches(model: Any) -> tuple[tuple[Any, str, Any], ...]:
     return found
 
 
-@contextmanager
-def _on_runtime(runner: Any, runtime: PlainRuntime) -> Iterator[None]:
-    """Let the target forward on the plain backend and graphs; both are read live on each forward."""
-    live = runner.attn_backend, runner.decode_cuda_graph_runner
-    runner.attn_backend, runner.decode_cuda_graph_runner = runtime.attn_backend, runtime.graph_runner
-    try:
-        with nullcontext() if runtime.draft_sync is not None else _without_aux_capture(runner.model):
-            yield
-    finally:
-        runner.attn_backend, runner.decode_cuda_graph_runner = live
-
-
 def _launches(sync: DraftSync, due: tuple[Any, Any]) -> Iterator[tuple[tuple[Any, Any], int]]:
     """Forwards that cover what is due, each as first positions, counts and its width: one, if buffers allow."""
     starts, counts = due
@@ -867,5 +879,5 @@ def _hand_over(event: str, target: Any, draft: Any) -> None:
     After a speculative step it looks at the draft's runner, which has no part in a plain one. Without the
     event it would wait for the whole forward.
     """
-    setattr(draft, event, getattr(target, event))
+    setattr(draft, event, getattr(target, event, None))
     setattr(target, event, None)
