@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -36,6 +37,9 @@ PLAIN_ONLY: dict[str, dict[str, Any]] = {
     "minimum length": {"max_new_tokens": 40, "min_new_tokens": 30},
     "hidden states": {"max_new_tokens": 12, "extra": {"return_hidden_states": True}},
 }
+# 0.5.13 looks for a stop string in the last tokens of a verify step alone: it runs past others, plugin or not.
+if version("sglang").startswith("0.5.13"):
+    PLAIN_ONLY["stop string"] = ACROSS_FLIPS.pop("stop string")
 HIDDEN = "--enable-return-hidden-states"
 NOISE = 2e-4
 
