@@ -39,7 +39,8 @@ def free_port() -> int:
 
     SGLang takes `port + 10000` for a second server, which must be a port too.
     """
-    for port in random.sample(range(20_000, 32_000), 100):
+    # Not the shared generator: who seeds that (Hypothesis does) would get the same port again and again.
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -50,6 +50,7 @@ def of_another_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
         assert server.state()["faults"] == 0
 
 
+@pytest.mark.supports("Models and drafts", "EAGLE-3", since="0.1.0")
 @pytest.mark.parametrize("steps", [5, 64, 500])
 def test_a_plain_phase_costs_no_acceptance(server: Server, steps: int) -> None:
     assert after_a_plain_phase(server, steps) >= LEAST_RATIO
@@ -59,6 +60,7 @@ def test_requests_prefilled_during_a_plain_phase_draft_as_well(server: Server) -
     assert prefilled_during_a_plain_phase(server) >= LEAST_RATIO
 
 
+@pytest.mark.supports("Allocation and cache", "radix cache, prefixes found in it", since="0.1.0")
 def test_a_prefix_generated_in_plain_steps_costs_no_acceptance(server: Server) -> None:
     assert through_the_radix_cache(server) >= LEAST_RATIO
 
@@ -69,6 +71,7 @@ def test_drafts_of_other_kinds_come_back_warm(of_another_kind: Server) -> None:
     assert through_the_radix_cache(of_another_kind) >= LEAST_RATIO
 
 
+@pytest.mark.supports("Models and drafts", "EAGLE, and a layer of the target's checkpoint (MTP, NEXTN)", since="0.1.0")
 def test_drafts_of_other_kinds_change_no_token(
     of_another_kind: Server, load: list[Request], reference: list[list[int]]
 ) -> None:

@@ -93,6 +93,14 @@ def assert_close(wanted: Any, got: Any, where: str = "answer") -> None:
         assert wanted == got, where
 
 
+@pytest.mark.supports(
+    "Sampling",
+    "frequency and presence penalties",
+    "`min_new_tokens`",
+    since="0.1.0",
+    note="in plain steps; a speculative one counts the last token of an accepted run only, as SGLang alone does",
+)
+@pytest.mark.supports("Sampling", "hidden states", since="0.1.0", note="EAGLE-3: in one mode only")
 @pytest.mark.parametrize("feature", [*ACROSS_FLIPS, *PLAIN_ONLY])
 def test_plain_steps_serve_a_feature_as_without_speculation(base: Server, plain: Server, feature: str) -> None:
     request = (ACROSS_FLIPS | PLAIN_ONLY)[feature]
@@ -103,6 +111,9 @@ def test_plain_steps_serve_a_feature_as_without_speculation(base: Server, plain:
         assert_close(wanted, comparable(plain.generate(prompt, **request)))
 
 
+@pytest.mark.supports("Sampling", "logprobs and top logprobs, by position", "logit bias", since="0.1.0")
+@pytest.mark.supports("Structured output", "JSON schema", "regular expression", since="0.1.0")
+@pytest.mark.supports("Ends of a request", "stop strings", "end of text", "`max_new_tokens` 1", since="0.1.0")
 @pytest.mark.parametrize("feature", ACROSS_FLIPS)
 def test_flips_leave_a_feature_alone(base: Server, flipping: Server, feature: str) -> None:
     for prompt in heldout_prompts(2, seed=22):
@@ -111,6 +122,7 @@ def test_flips_leave_a_feature_alone(base: Server, flipping: Server, feature: st
     assert flipping.state()["faults"] == 0
 
 
+@pytest.mark.supports("Ends of a request", "streaming", since="0.1.0")
 def test_a_stream_across_flips_says_what_the_answer_says(base: Server, flipping: Server) -> None:
     [prompt] = heldout_prompts(1, seed=23)
     wanted = base.generate(prompt, max_new_tokens=40)

@@ -1,0 +1,159 @@
+"""Random requests, features, arrivals, hang-ups and flips, against a server without speculation.
+
+What fails is shrunk to a short script and printed as Python. To play it again, give it to the test as another
+``@example(...)``; one that stays there is played by every ``make test``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.scripts import FEATURES, FLIPS, GRAMMARS, PROMPTS, Ask, Flip, Reference, Script, differences, play
+from tests.engine.serving import CHAIN, SPECULATION, TREE, Server, serve
+
+pytestmark = pytest.mark.engine
+
+# So few that requests are thrown out for want of room, and that a switch finds none.
+POOL_TOKENS = 640
+LAYOUTS = {
+    "tree-pages": [*TREE, "--page-size=16", "--attention-backend=triton"],
+    "chain": [*CHAIN, "--page-size=1"],
+    "chain-sync": [*CHAIN, "--page-size=16", "--disable-overlap-schedule"],
+}
+FAST = "tree-pages"
+TRIES_ONCE_FAILED = 3
+
+
+class LongLived:
+    """One server for all scripts, started again only if a script ended it."""
+
+    def __init__(self, layout: str, folder: Path) -> None:
+        self._layout = layout
+        self._logs = (folder / f"log-{number}" for number in count())
+        self._running = ExitStack()
+        self._server: Server | None = None
+        self._failed = False
+
+    def __call__(self) -> Server:
+        if self._server is None:
+            arguments = [*SPECULATION, *LAYOUTS[self._layout], f"--max-total-tokens={POOL_TOKENS}"]
+            # Ten tokens a request that wait for the draft make for many catch-ups.
+            start = {"disable_batch_threshold": 2, "min_dwell_steps": 1, "catch_up_tokens": 10}
+            self._server = self._running.enter_context(serve(next(self._logs), arguments, settings=start))
+        return self._server
+
+    def stop(self) -> None:
+        self._server = None
+        self._running.close()
+
+    def check(self, script: Script, reference: Reference) -> None:
+        """Play a script and hold it against the reference; once one has failed, which depends on the moment, thrice."""
+        for _ in range(TRIES_ONCE_FAILED if self._failed else 1):
+            self._failed, before = True, self._failed
+            self._check(script, reference)
+            self._failed = before
+
+    def _check(self, script: Script, reference: Reference) -> None:
+        server = self()
+        try:
+            found = differences(script, play(server, script), reference)
+            leaked, faults = server.used_tokens(), server.state()["faults"]
+            server.check_alive()
+        except Exception as error:
+            tail = server.process.log_tail()
+            self._running.pop_all()
+            server.process.stop()
+            self._server = None
+            raise AssertionError(f"{error!r} in {script}\n{tail}") from error
+        if faults:
+            tail = server.process.log_tail()
+            self.stop()
+            raise AssertionError(f"{faults} faults of the plugin\n{tail}")
+        assert found == []
+        assert leaked == 0
+
+
+@pytest.fixture(scope="module")
+def reference(plain_server: Server) -> Reference:
+    return Reference(plain_server)
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def any_layout(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LongLived]:
+    server = LongLived(request.param, tmp_path_factory.mktemp("soak"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def one_layout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LongLived]:
+    server = LongLived(FAST, tmp_path_factory.mktemp("random"))
+    yield server
+    server.stop()
+
+
+def feature_sets() -> st.SearchStrategy[frozenset[str]]:
+    """At most one of what decides on a request's end, and any of the others."""
+    ends = GRAMMARS | {"to the limit", "least"}
+    others = st.frozensets(st.sampled_from(sorted(FEATURES.keys() - ends)), max_size=3)
+    end = st.sampled_from([(), *((name,) for name in sorted(ends))])
+    return st.builds(lambda some, one: some.union(one), others, end)
+
+
+asks = st.builds(
+    Ask,
+    prompt=st.integers(0, len(PROMPTS) - 1),
+    new_tokens=st.integers(1, 48),
+    features=feature_sets(),
+    at=st.integers(0, 20),
+    hangs_up_after=st.none() | st.none() | st.integers(1, 12),
+    streams=st.booleans(),
+)
+flips = st.builds(Flip, to=st.sampled_from(sorted(FLIPS)), at=st.integers(0, 30))
+scripts = st.builds(
+    Script,
+    asks=st.lists(asks, min_size=1, max_size=8).map(tuple),
+    flips=st.lists(flips, min_size=1, max_size=5).map(tuple),
+)
+
+# All at once, and more than the pool holds.
+CROWD = Script(
+    asks=tuple(Ask(prompt, 48, frozenset({"to the limit"})) for prompt in (2, 3, 6, 7, 10, 11, 12, 0)),
+    flips=(Flip("every 1"), Flip("spec", at=8), Flip("every 3", at=16)),
+)
+
+COMMON = {
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": False,
+}
+
+
+@pytest.mark.supports("Structured output", "EBNF", "grammars while streaming", since="0.1.0")
+@pytest.mark.supports("Ends of a request", "`ignore_eos`", "`stop_token_ids`", since="0.1.0")
+@pytest.mark.supports(
+    "Allocation and cache", "a pool that is full, real retraction", "a switch that finds no slots", since="0.1.0"
+)
+@settings(max_examples=10, phases=[Phase.explicit, Phase.generate], **COMMON)
+@example(script=CROWD)
+@given(script=scripts)
+def test_random_scripts_change_no_token(script: Script, one_layout: LongLived, reference: Reference) -> None:
+    """The fast part, the same in every run: found failures are shrunk by the long one."""
+    one_layout.check(script, reference)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@settings(max_examples=150, **COMMON | {"derandomize": False})
+@given(script=scripts)
+def test_many_random_scripts_change_no_token(script: Script, any_layout: LongLived, reference: Reference) -> None:
+    any_layout.check(script, reference)
