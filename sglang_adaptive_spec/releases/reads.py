@@ -137,6 +137,7 @@ READS: Mapping[str, str] = {
     "sglang.srt.entrypoints.engine:Engine": "get_server_info shutdown",
     "sglang.srt.managers.io_struct:BaseReq": "rid",
     "sglang.srt.managers.io_struct:SetInternalStateReq": "server_args",
+    "sglang.srt.managers.io_struct:UpdateWeightFromDiskReqInput": "recapture_cuda_graph",
     SET_STATE_OUTPUT: "updated",
     "sglang.srt.managers.io_struct:GetInternalStateReqOutput": "internal_state",
     "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode": "FULL",

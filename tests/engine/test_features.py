@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
-from tests.engine.serving import CHAIN, RICH_MESSAGES, SPECULATION, Server, serve
+from tests.engine.distribution import Sampling, draw, exact, p_value
+from tests.engine.serving import CHAIN, RICH_MESSAGES, SPECULATION, TARGET, Server, serve
 from tests.models.prompts import heldout_prompts
 
 pytestmark = pytest.mark.engine
@@ -157,3 +159,42 @@ def test_plain_steps_count_as_no_verify_steps(base: Server, flipping: Server, pl
     assert sum(given.values()) == meta["completion_tokens"] - 1
     assert meta["spec_accept_length"] == pytest.approx(accepted / verified, rel=0.1)
     assert 1 <= meta["spec_accept_length"] <= 4
+
+
+# --- the distribution of sampled tokens ------------------------------------------------------------------
+
+DRAWS = 320
+# Of all comparisons below, one in ten thousand fails although nothing is wrong: the error rate of all of them together.
+LEAST_P = 1e-4 / 6
+SAMPLINGS = {
+    # The likeliest tokens are what a draft proposes, so some of it is accepted.
+    "temperature and top-k": Sampling(temperature=5.0, top_k=3),
+    # Among tokens that no draft proposes, so that nearly every verify step draws anew.
+    "top-p and logit bias": Sampling(temperature=1.3, top_p=0.8, logit_bias=dict.fromkeys(range(40, 46), 22.0)),
+}
+OTHER_THAN_ASKED = {
+    "temperature and top-k": Sampling(temperature=2.0, top_k=3),
+    "top-p and logit bias": Sampling(temperature=1.3, top_p=0.9, logit_bias=dict.fromkeys(range(40, 46), 22.0)),
+}
+MODES: dict[str, dict[str, Any]] = {
+    "spec": {"policy": "spec"},
+    "plain": {"policy": "plain"},
+    "flips": {"policy": "alternate", "alternate_period_steps": 1},
+}
+
+
+@pytest.mark.supports("Sampling", "temperature, top-k, top-p: the distribution of tokens", since="0.1.0")
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampled_tokens_are_distributed_as_the_model_says(base: Server, flipping: Server, name: str) -> None:
+    prompt = Tokenizer.from_file(str(TARGET / "tokenizer.json")).encode(heldout_prompts(3, seed=25)[2]).ids
+    wanted = exact(base, prompt, SAMPLINGS[name])
+    for settings in MODES.values():
+        assert flipping.use(**settings)
+        before = flipping.state()["steps"]
+        drawn = draw(flipping, prompt, SAMPLINGS[name], DRAWS)
+        ran = {mode for mode, steps in flipping.state()["steps"].items() if steps > before[mode]}
+        assert ran == {"spec", "plain"} if settings["policy"] == "alternate" else {settings["policy"]}
+        assert p_value(drawn, wanted) >= LEAST_P, (settings, drawn.most_common(8), wanted)
+        # As many draws tell it from what a slightly different request would give.
+        assert p_value(drawn, exact(base, prompt, OTHER_THAN_ASKED[name])) < LEAST_P
+    assert flipping.use(policy="alternate", alternate_period_steps=2)
