@@ -26,7 +26,7 @@ test-newest:
 	.venv-$(NEWEST)/bin/python -m pytest tests/engine/test_tokens.py \
 	    -k "(page1-overlap-topk1 or page16-sync-topk4) and (by-load or every-3)"
 
-# What is too long for every run: ten thousand steps with flips at random moments.
+# What is too long for every run: ten thousand steps with flips at random moments, and hundreds of random scripts.
 soak: env
 	$(PYTHON) -m pytest -m soak -s
 

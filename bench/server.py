@@ -129,6 +129,18 @@ class Server:
             time.sleep(0.5)
         raise ServerError(f"The {self.name} server was not ready after {timeout_seconds:.0f} s.")
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the server's first process, as a supervisor would."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """The exit code, once it has ended by itself; None if it has not by then."""
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_seconds)
+        return None
+
     def stop(self) -> None:
         """End the server and every process that it started."""
         process, self._process = self._process, None

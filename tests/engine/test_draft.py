@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def test_drafts_of_other_kinds_change_no_token(
     assert min(after[mode] - before[mode] for mode in after) >= 6, "too few steps in one of the modes to show anything"
     assert of_another_kind.use(**THRESHOLD)
     assert of_another_kind.used_tokens() == 0
+
+
+@pytest.mark.supports(
+    "Control", "weights updated from disk under way", since="0.1.0", note="not `recapture_cuda_graph`"
+)
+@pytest.mark.parametrize("of_another_kind", ["MTP"], indirect=True)
+def test_weights_can_be_updated_between_flips(
+    of_another_kind: Server, load: list[Request], reference: list[list[int]]
+) -> None:
+    """With MTP: SGLang reads the weights of target and draft from the one checkpoint."""
+    server = of_another_kind
+    assert server.use(policy="alternate", alternate_period_steps=3)
+    path = server.client.get("/get_model_info").raise_for_status().json()["model_path"]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_load, server, load)
+        updated = server.client.post("/update_weights_from_disk", json={"model_path": path})
+        assert updated.json()["success"], updated.text
+        assert differences(load, reference, running.result()) == []
+    assert differences(load, reference, run_load(server, load)) == []
+    assert server.use(**THRESHOLD)
+    assert server.used_tokens() == 0
 
 
 def test_without_the_catch_up_acceptance_is_lost(tmp_path: Path) -> None:

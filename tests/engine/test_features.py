@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.engine.distribution import Sampling, draw, exact, p_value
+from tests.engine.saboteur import install
 from tests.engine.serving import CHAIN, RICH_MESSAGES, SPECULATION, TARGET, Server, serve
-from tests.models.prompts import heldout_prompts
+from tests.models.prompts import heldout_prompts, heldout_record
 
 pytestmark = pytest.mark.engine
 
@@ -21,8 +22,8 @@ SCHEMA = {
     "required": ["name", "count"],
 }
 LOGPROBS = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 3, "token_ids_logprob": [5, 9]}
-# What a flip may not change. Penalties and hidden states are not here: SGLang's own speculative steps count
-# only the last token of an accepted run for the former, and return the draft's states for the latter.
+# What a flip may not change. Penalties, min-p and hidden states are not here: SGLang's own speculative steps count
+# only the last token of an accepted run, read no min-p, and return the draft's states.
 ACROSS_FLIPS: dict[str, dict[str, Any]] = {
     "logprobs": {"max_new_tokens": 24, "extra": LOGPROBS},
     "json schema": {"max_new_tokens": 48, "json_schema": json.dumps(SCHEMA)},
@@ -36,15 +37,37 @@ PLAIN_ONLY: dict[str, dict[str, Any]] = {
     "frequency penalty": {"max_new_tokens": 40, "frequency_penalty": 1.3},
     "presence penalty": {"max_new_tokens": 40, "presence_penalty": 1.1},
     "minimum length": {"max_new_tokens": 40, "min_new_tokens": 30},
+    # All that it leaves is the likeliest token.
+    "min-p": {"max_new_tokens": 24, "temperature": 1.0, "min_p": 1.0},
     "hidden states": {"max_new_tokens": 12, "extra": {"return_hidden_states": True}},
 }
 HIDDEN = "--enable-return-hidden-states"
+TOOLS = "--tool-call-parser=qwen25"
 NOISE = 2e-4
+
+# A token that the model likes to emit, the slash of "3/28", ends reasoning: the tiny vocabulary has no token for that.
+SLASH_ENDS_REASONING = """
+def register():
+    from sglang.srt.configs.model_config import ModelConfig
+    init = ModelConfig.__init__
+
+    def init_with_end(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.think_end_id = 19
+
+    ModelConfig.__init__ = init_with_end
+"""
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("base") / "log", [HIDDEN]) as server:
+def reasons(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a server that counts the tokens of reasoning."""
+    return install(tmp_path_factory.mktemp("reasons") / "plugin", SLASH_ENDS_REASONING)
+
+
+@pytest.fixture(scope="module")
+def base(reasons: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("base") / "log", [HIDDEN, TOOLS], env=reasons) as server:
         yield server
 
 
@@ -56,9 +79,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def flipping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def flipping(reasons: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     settings = {"policy": "alternate", "alternate_period_steps": 2}
-    with serve(tmp_path_factory.mktemp("flips") / "log", [*SPECULATION, *CHAIN], settings=settings) as server:
+    log = tmp_path_factory.mktemp("flips") / "log"
+    with serve(log, [*SPECULATION, *CHAIN, TOOLS], settings=settings, env=reasons) as server:
         yield server
 
 
@@ -102,6 +126,9 @@ def assert_close(wanted: Any, got: Any, where: str = "answer") -> None:
     since="0.1.0",
     note="in plain steps; a speculative one counts the last token of an accepted run only, as SGLang alone does",
 )
+@pytest.mark.supports(
+    "Sampling", "min-p", since="0.1.0", note="in plain steps; SGLang's speculative ones don't read it"
+)
 @pytest.mark.supports("Sampling", "hidden states", since="0.1.0", note="EAGLE-3: in one mode only")
 @pytest.mark.parametrize("feature", [*ACROSS_FLIPS, *PLAIN_ONLY])
 def test_plain_steps_serve_a_feature_as_without_speculation(base: Server, plain: Server, feature: str) -> None:
@@ -135,6 +162,47 @@ def test_a_stream_across_flips_says_what_the_answer_says(base: Server, flipping:
     assert chunks[-1]["text"] == wanted["text"]
     lengths = [len(chunk["output_ids"]) for chunk in chunks]
     assert lengths == sorted(lengths)
+
+
+@pytest.mark.supports("Structured output", "forced tool calls, also streamed", since="0.1.0")
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+def test_a_forced_tool_call_across_flips(base: Server, flipping: Server, streams: bool) -> None:
+    tool = {"type": "function", "function": {"name": "record", "parameters": SCHEMA}}
+    for seed in range(3):
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": heldout_record(seed)}],
+            "tools": [tool],
+            "tool_choice": "required",
+            "temperature": 0,
+            "max_tokens": 96,
+            "stream": streams,
+        }
+        name, arguments = tool_call(base, body)
+        assert tool_call(flipping, body) == (name, arguments)
+        assert name == "record"
+        assert json.loads(arguments).keys() == {"name", "count"}
+
+
+def tool_call(server: Server, body: dict[str, Any]) -> tuple[str, str]:
+    """The one call's name and arguments, put together from the pieces of a stream if it is one."""
+    response = server.client.post("/v1/chat/completions", json=body).raise_for_status()
+    if body["stream"]:
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+        pieces = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
+    else:
+        pieces = [choice["message"] for choice in response.json()["choices"]]
+    calls = [call["function"] for piece in pieces for call in piece.get("tool_calls") or ()]
+    return "".join(call.get("name") or "" for call in calls), "".join(call["arguments"] for call in calls)
+
+
+@pytest.mark.supports("Ends of a request", "reasoning tokens, counted", since="0.1.0")
+def test_tokens_of_reasoning_are_counted_across_flips(base: Server, flipping: Server) -> None:
+    for prompt in heldout_prompts(3, seed=26):
+        request = {"max_new_tokens": 60, "ignore_eos": True, "extra": {"require_reasoning": True}}
+        wanted, got = (server.generate(prompt, **request)["meta_info"] for server in (base, flipping))
+        assert got["reasoning_tokens"] == wanted["reasoning_tokens"]
+        assert 1 < wanted["reasoning_tokens"] < 60
 
 
 def test_plain_steps_count_as_no_verify_steps(base: Server, flipping: Server, plain: Server) -> None:

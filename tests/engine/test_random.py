@@ -6,7 +6,9 @@ What fails is shrunk to a short script and printed as Python. To play it again, 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -53,6 +55,15 @@ class LongLived:
         self._server = None
         self._running.close()
 
+    def give_up(self) -> str:
+        """Be done with a server that has ended, or is to: the end of its log."""
+        assert self._server is not None
+        tail = self._server.process.log_tail()
+        self._running.pop_all()
+        self._server.process.stop()
+        self._server = None
+        return tail
+
     def check(self, script: Script, reference: Reference) -> None:
         """Play a script and hold it against the reference; once one has failed, which depends on the moment, thrice."""
         for _ in range(TRIES_ONCE_FAILED if self._failed else 1):
@@ -67,15 +78,9 @@ class LongLived:
             leaked, faults = server.used_tokens(), server.state()["faults"]
             server.check_alive()
         except Exception as error:
-            tail = server.process.log_tail()
-            self._running.pop_all()
-            server.process.stop()
-            self._server = None
-            raise AssertionError(f"{error!r} in {script}\n{tail}") from error
+            raise AssertionError(f"{error!r} in {script}\n{self.give_up()}") from error
         if faults:
-            tail = server.process.log_tail()
-            self.stop()
-            raise AssertionError(f"{faults} faults of the plugin\n{tail}")
+            raise AssertionError(f"{faults} faults of the plugin\n{self.give_up()}")
         assert found == []
         assert leaked == 0
 
@@ -143,12 +148,33 @@ COMMON = {
 @pytest.mark.supports(
     "Allocation and cache", "a pool that is full, real retraction", "a switch that finds no slots", since="0.1.0"
 )
-@settings(max_examples=10, phases=[Phase.explicit, Phase.generate], **COMMON)
+@settings(max_examples=7, phases=[Phase.explicit, Phase.generate], **COMMON)
 @example(script=CROWD)
 @given(script=scripts)
 def test_random_scripts_change_no_token(script: Script, one_layout: LongLived, reference: Reference) -> None:
     """The fast part, the same in every run: found failures are shrunk by the long one."""
     one_layout.check(script, reference)
+
+
+@pytest.mark.supports("Faults", "SIGTERM while modes flip", since="0.1.0", note="what runs is answered first")
+def test_a_server_told_to_end_while_it_flips_answers_what_it_has(one_layout: LongLived, reference: Reference) -> None:
+    """Last on this server."""
+    server = one_layout()
+    script = Script(tuple(Ask(prompt, 160, frozenset({"to the limit"})) for prompt in (0, 4, 8)))
+    with ThreadPoolExecutor(1) as pool:
+        assert server.use(**FLIPS["every 1"])
+        answers = pool.submit(play, server, script)
+        before = server.state()["switches"]
+        while server.state()["switches"] < before + 6:
+            assert not answers.done()
+        server.process.send_signal(signal.SIGTERM)
+        found = differences(script, answers.result(), reference)
+    ended = server.process.wait(60)
+    log = server.log
+    one_layout.give_up()
+    assert found == []
+    assert ended is not None, "the server did not end"
+    assert "Gracefully exiting" in log
 
 
 @pytest.mark.soak
