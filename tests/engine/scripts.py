@@ -61,6 +61,7 @@ class Ask:
         at: When it is sent, in ticks from the start of the script.
         hangs_up_after: The client hangs up after this many tokens; None for one that stays.
         streams: Whether it reads a stream; one that hangs up always does.
+        priority: Where the server schedules by it, a higher one throws lower ones out.
     """
 
     prompt: int
@@ -69,6 +70,7 @@ class Ask:
     at: int = 0
     hangs_up_after: int | None = None
     streams: bool = False
+    priority: int = 0
 
     @property
     def compared(self) -> bool:
@@ -84,7 +86,12 @@ class Ask:
         limits = {"temperature": 0, "max_new_tokens": self.new_tokens}
         if "min_new_tokens" in sampling:
             sampling["min_new_tokens"] = min(self.new_tokens, sampling["min_new_tokens"])
-        return {"text": PROMPTS[self.prompt], "sampling_params": limits | sampling, **outside}
+        return {
+            "text": PROMPTS[self.prompt],
+            "sampling_params": limits | sampling,
+            "priority": self.priority,
+            **outside,
+        }
 
 
 @dataclass(frozen=True)

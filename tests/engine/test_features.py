@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ def test_a_stream_across_flips_says_what_the_answer_says(base: Server, flipping:
 @pytest.mark.supports("Structured output", "forced tool calls, also streamed", since="0.1.0")
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 def test_a_forced_tool_call_across_flips(base: Server, flipping: Server, streams: bool) -> None:
-    tool = {"type": "function", "function": {"name": "record", "parameters": SCHEMA}}
+    tool = {"type": "function", "function": {"name": "record", "parameters": SCHEMA, "strict": True}}
     for seed in range(3):
         body = {
             "model": "tiny",
@@ -203,6 +204,31 @@ def test_tokens_of_reasoning_are_counted_across_flips(base: Server, flipping: Se
         wanted, got = (server.generate(prompt, **request)["meta_info"] for server in (base, flipping))
         assert got["reasoning_tokens"] == wanted["reasoning_tokens"]
         assert 1 < wanted["reasoning_tokens"] < 60
+
+
+@pytest.mark.supports("Control", "`/pause_generation` (in place, retract) and `/continue_generation`", since="0.1.0")
+@pytest.mark.parametrize("how", ["in_place", "retract"])
+def test_requests_paused_between_flips_go_on(base: Server, flipping: Server, how: str) -> None:
+    prompts = heldout_prompts(4, seed=27, max_size=10)
+    sampling = {"temperature": 0, "max_new_tokens": 120, "ignore_eos": True}
+    body = {"text": prompts, "sampling_params": sampling}
+    wanted = [answer["output_ids"] for answer in base.client.post("/generate", json=body).raise_for_status().json()]
+    flips = {"policy": "alternate", "alternate_period_steps": 2}
+    assert flipping.use(**flips)
+    begun = sum(flipping.state()["steps"].values())
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(flipping.client.post, "/generate", json=body)
+        # The mode changes while everything rests, too.
+        for pauses, settings in enumerate(({"policy": "plain"}, {"policy": "spec"}, flips), start=1):
+            while sum(flipping.state()["steps"].values()) < begun + 6 * pauses:
+                assert not pending.done(), "it was over before it could be paused"
+            flipping.client.post("/pause_generation", json={"mode": how}).raise_for_status()
+            assert flipping.use(**settings)
+            flipping.client.post("/continue_generation", json={}).raise_for_status()
+        answers = pending.result().raise_for_status().json()
+    assert [answer["output_ids"] for answer in answers] == wanted
+    assert flipping.state()["faults"] == 0
+    assert flipping.used_tokens() == 0
 
 
 def test_plain_steps_count_as_no_verify_steps(base: Server, flipping: Server, plain: Server) -> None:

@@ -30,6 +30,11 @@ LAYOUTS = {
     "chain-sync": [*CHAIN, "--page-size=16", "--disable-overlap-schedule"],
 }
 FAST = "tree-pages"
+PRIORITIES = [
+    "--enable-priority-scheduling",
+    "--default-priority-value=0",
+    "--priority-scheduling-preemption-threshold=0",
+]
 TRIES_ONCE_FAILED = 3
 
 
@@ -45,7 +50,7 @@ class LongLived:
 
     def __call__(self) -> Server:
         if self._server is None:
-            arguments = [*SPECULATION, *LAYOUTS[self._layout], f"--max-total-tokens={POOL_TOKENS}"]
+            arguments = [*SPECULATION, *LAYOUTS[self._layout], *PRIORITIES, f"--max-total-tokens={POOL_TOKENS}"]
             # Ten tokens a request that wait for the draft make for many catch-ups.
             start = {"disable_batch_threshold": 2, "min_dwell_steps": 1, "catch_up_tokens": 10}
             self._server = self._running.enter_context(serve(next(self._logs), arguments, settings=start))
@@ -120,6 +125,7 @@ asks = st.builds(
     at=st.integers(0, 20),
     hangs_up_after=st.none() | st.none() | st.integers(1, 12),
     streams=st.booleans(),
+    priority=st.integers(0, 2),
 )
 flips = st.builds(Flip, to=st.sampled_from(sorted(FLIPS)), at=st.integers(0, 30))
 scripts = st.builds(
@@ -128,9 +134,12 @@ scripts = st.builds(
     flips=st.lists(flips, min_size=1, max_size=5).map(tuple),
 )
 
-# All at once, and more than the pool holds.
+# At once nearly, more than the pool holds, and each third throws the others out.
 CROWD = Script(
-    asks=tuple(Ask(prompt, 48, frozenset({"to the limit"})) for prompt in (2, 3, 6, 7, 10, 11, 12, 0)),
+    asks=tuple(
+        Ask(prompt, 48, frozenset({"to the limit"}), at=number, priority=number % 3)
+        for number, prompt in enumerate((2, 3, 6, 7, 10, 11, 12, 0))
+    ),
     flips=(Flip("every 1"), Flip("spec", at=8), Flip("every 3", at=16)),
 )
 
