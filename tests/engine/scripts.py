@@ -28,7 +28,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "json": {"json_schema": json.dumps(_SCHEMA)},
     "regex": {"regex": "[a-z]{3,9} [0-9]{2}"},
     "ebnf": {"ebnf": 'root ::= ("yes" | "no") " " [0-9] [0-9]'},
-    "stop": {"stop": ["e"]},
+    # In no name of a special token, which SGLang looks at, too.
+    "stop": {"stop": ["o"]},
     "stop token": {"stop_token_ids": [300, 17]},
     "bias": {"logit_bias": {"7": -100.0, "40": 1.5}},
     "to the limit": {"ignore_eos": True},
@@ -39,6 +40,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "least": {"min_new_tokens": 6},
 }
 GRAMMARS = {"json", "regex", "ebnf"}
+STOPS = {"stop", "stop token"}
 NOT_COMPARED = {"drawn", "penalty", "least"}
 _OUTSIDE_SAMPLING = {"return_logprob", "logprob_start_len", "top_logprobs_num"}
 
