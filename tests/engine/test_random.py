@@ -204,7 +204,7 @@ def test_a_server_told_to_end_while_it_flips_answers_what_it_has(one_layout: Lon
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@settings(max_examples=150, **COMMON | {"derandomize": False})
+@settings(max_examples=60, **COMMON | {"derandomize": False})
 @given(script=scripts)
 def test_many_random_scripts_change_no_token(script: Script, any_layout: LongLived, reference: Reference) -> None:
     any_layout.check(script, reference)
