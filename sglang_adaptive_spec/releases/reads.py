@@ -161,8 +161,8 @@ SERVER_ARGUMENTS = (
     "chunked_prefill_size cuda_graph_config device disaggregation_mode dp_size enable_custom_logit_processor "
     "enable_deterministic_inference enable_dp_attention enable_hierarchical_cache enable_hisparse enable_lora "
     "enable_memory_saver enable_multi_layer_eagle enable_multimodal enable_pdmux enable_return_hidden_states "
-    "enable_streaming_session enable_torch_compile enable_two_batch_overlap lora_paths max_running_requests pp_size "
-    "speculative_adaptive speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens "
+    "enable_streaming_session enable_torch_compile enable_two_batch_overlap ep_size lora_paths max_running_requests "
+    "pp_size speculative_adaptive speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens "
     "speculative_num_steps speculative_use_rejection_sampling tp_size"
 )
 """Of the server's arguments, the ones that are read."""

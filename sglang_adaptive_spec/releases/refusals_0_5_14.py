@@ -53,6 +53,7 @@ UNSERVED = (
         lambda a: a.enable_dp_attention,
         "Its ranks step together, so they would have to agree on the mode at every step.",
     ),
+    Unserved("--ep-size above 1", lambda a: a.ep_size > 1, NOT_PROVEN),
     Unserved("--dp-size above 1", lambda a: a.dp_size > 1, NOT_PROVEN, "Start one server a replica."),
     Unserved(
         "--disaggregation-mode",

@@ -38,6 +38,7 @@ def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -
         "tp_size": 1,
         "pp_size": 1,
         "dp_size": 1,
+        "ep_size": 1,
         "lora_paths": None,
         "disaggregation_mode": "null",
     }
@@ -76,6 +77,7 @@ def test_another_algorithm_is_refused_with_the_served_ones(algorithm):
         ({"tp_size": 2}, "--tp-size above 1 on GPUs"),
         ({"pp_size": 2}, "--pp-size above 1"),
         ({"dp_size": 2}, "--dp-size above 1"),
+        ({"ep_size": 2}, "--ep-size above 1"),
         ({"lora_paths": ["adapter"]}, "--enable-lora"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
     ],
