@@ -169,6 +169,7 @@ COMMON = {
 
 
 @pytest.mark.supports("Structured output", "EBNF", "grammars while streaming", since="0.1.0")
+@pytest.mark.supports("Steps and scheduling", "priorities that preempt (`--enable-priority-scheduling`)", since="0.1.0")
 @pytest.mark.supports("Ends of a request", "`ignore_eos`", "`stop_token_ids`", since="0.1.0")
 @pytest.mark.supports(
     "Allocation and cache", "a pool that is full, real retraction", "a switch that finds no slots", since="0.1.0"
