@@ -159,6 +159,9 @@ CROWD = Script(
     flips=(Flip("every 1"), Flip("spec", at=8), Flip("every 3", at=16)),
 )
 
+# To the last slots of the smallest pool, by itself.
+LONE = Script(asks=(Ask(12, 310, frozenset({"to the limit"})),), flips=(Flip("every 1"),))
+
 COMMON = {
     "deadline": None,
     "derandomize": True,
@@ -206,6 +209,7 @@ def test_a_server_told_to_end_while_it_flips_answers_what_it_has(one_layout: Lon
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @settings(max_examples=60, **COMMON | {"derandomize": False})
+@example(script=LONE)
 @given(script=scripts)
 def test_many_random_scripts_change_no_token(script: Script, any_layout: LongLived, reference: Reference) -> None:
     any_layout.check(script, reference)
