@@ -28,7 +28,7 @@ test-release:
 test-newest:
 	@$(MAKE) --no-print-directory test-release RELEASE=$(NEWEST) CORE=1
 
-# What is too long for every run: ten thousand steps with flips at random moments.
+# What is too long for every run: ten thousand steps with flips at random moments, and hundreds of random scripts.
 soak: env
 	$(PYTHON) -m pytest -m soak -s
 

@@ -39,7 +39,8 @@ def free_port() -> int:
 
     SGLang takes `port + 10000` for a second server, which must be a port too.
     """
-    for port in random.sample(range(20_000, 32_000), 100):
+    # Not the shared generator: who seeds that (Hypothesis does) would get the same port again and again.
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -127,6 +128,18 @@ class Server:
                     return
             time.sleep(0.5)
         raise ServerError(f"The {self.name} server was not ready after {timeout_seconds:.0f} s.")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the server's first process, as a supervisor would."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, timeout_seconds: float) -> int | None:
+        """The exit code, once it has ended by itself; None if it has not by then."""
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout_seconds)
+        return None
 
     def stop(self) -> None:
         """End the server and every process that it started."""

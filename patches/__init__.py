@@ -17,6 +17,7 @@ from sglang_adaptive_spec.patches import (
     schedule_batch,
     seq_lens,
     server_args,
+    weight_update,
     worker_forward,
     worker_graphs,
 )
@@ -37,4 +38,5 @@ PATCHES = (
     *decode_report.PATCHES,
     *internal_state.PATCHES,
     *request_metrics.PATCHES,
+    *weight_update.PATCHES,
 )

@@ -18,10 +18,15 @@ class KeysOnlyBackend:
 
     Args:
         kv_pool: SGLang's KV pool of the draft.
+        req_to_token_pool: Where its requests' slots are.
+
+    Attributes:
+        token_to_kv_pool, req_to_token_pool: The same, where models look for the pools of the forward under way.
     """
 
-    def __init__(self, kv_pool: Any) -> None:
-        self._kv_pool = kv_pool
+    def __init__(self, kv_pool: Any, req_to_token_pool: Any) -> None:
+        self.token_to_kv_pool = kv_pool
+        self.req_to_token_pool = req_to_token_pool
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Nothing to plan: nothing attends."""
@@ -42,7 +47,7 @@ class KeysOnlyBackend:
             KeysWritten: always.
         """
         if save_kv_cache:  # else a fused kernel already has
-            self._kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
+            self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
         raise KeysWritten
 
 

@@ -134,6 +134,7 @@ READS: Mapping[str, str] = {
     "sglang.srt.entrypoints.engine:Engine": "get_server_info shutdown",
     "sglang.srt.managers.io_struct:BaseReq": "rid",
     "sglang.srt.managers.io_struct:SetInternalStateReq": "server_args",
+    "sglang.srt.managers.io_struct:UpdateWeightFromDiskReqInput": "recapture_cuda_graph",
     SET_STATE_OUTPUT: "updated",
     "sglang.srt.managers.io_struct:GetInternalStateReqOutput": "internal_state",
     "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode": "FULL",
@@ -142,24 +143,24 @@ READS: Mapping[str, str] = {
     "sglang.srt.mem_cache.memory_pool:ReqToTokenPool": "req_to_token",
     DRAFT_INPUT: "bonus_tokens hidden_states topk_index topk_p",
     RUNNER: "attn_backend decode_cuda_graph_runner init_new_workspace model model_config prefill_cuda_graph_runner "
-    "req_to_token_pool server_args spec_algorithm",
+    "req_to_token_pool server_args sliding_window_size spec_algorithm",
     RUNNER_MEMORY: "max_running_requests max_total_num_tokens token_to_kv_pool",
     WORKER: "gpu_id plan_stream server_args topk",
     ANY_WORKER: "draft_worker target_worker",
     DRAFT_WORKER: "cuda_graph_runner_for_draft_extend draft_extend_attn_backend draft_runner "
     "speculative_num_draft_tokens speculative_num_steps",
-    "sglang.srt.configs.model_config:ModelConfig": "attention_arch context_len hf_config is_encoder_decoder "
-    "is_hybrid_swa is_multimodal vocab_size",
+    "sglang.srt.configs.model_config:ModelConfig": "attention_arch context_len hf_config hf_text_config "
+    "is_encoder_decoder is_hybrid_swa is_multimodal vocab_size",
 }
 """Attributes that every family has, by owner."""
 
 SERVER_ARGUMENTS = (
     "chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode dp_size "
-    "enable_dp_attention enable_hierarchical_cache enable_hisparse enable_lora enable_memory_saver "
-    "enable_multi_layer_eagle enable_multimodal enable_pdmux enable_return_hidden_states enable_streaming_session "
-    "enable_torch_compile enable_two_batch_overlap lora_paths max_running_requests pp_size speculative_adaptive "
-    "speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens speculative_num_steps "
-    "speculative_use_rejection_sampling tp_size"
+    "enable_custom_logit_processor enable_deterministic_inference enable_dp_attention enable_hierarchical_cache "
+    "enable_hisparse enable_lora enable_memory_saver enable_multi_layer_eagle enable_multimodal enable_pdmux "
+    "enable_return_hidden_states enable_streaming_session enable_torch_compile enable_two_batch_overlap ep_size "
+    "lora_paths max_running_requests pp_size speculative_adaptive speculative_algorithm speculative_eagle_topk "
+    "speculative_num_draft_tokens speculative_num_steps speculative_use_rejection_sampling tp_size"
 )
 """Of the server's arguments, the ones that are read."""
 
@@ -171,7 +172,7 @@ _GROUPS = {
     "spec": "Spec",
     "memory": "Memory",
     "parallel": "Parallel",
-    "exec_": "ExecFeatures ExecGraph ExecOverlap ExecComm ExecKernel ExecOffload",
+    "exec_": "ExecFeatures ExecGraph ExecOverlap ExecComm ExecKernel ExecOffload ExecDeterministic",
     "disagg": "Disagg",
     "lora": "Lora",
     "mm": "Mm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ class Unserved:
     asked: Callable[[Any], bool]
     why: str
     remedy: str = "Drop the flag, or start without this plugin."
+
+    def refusal(self) -> Refusal:
+        """To raise where it was asked for."""
+        return Refusal(f"{self.flag} is not served.", self.why, self.remedy)
 
 
 NOT_PROVEN = "Switching modes under it has not been proven, and a wrong token is worse than a slow one."
@@ -49,6 +53,7 @@ UNSERVED = (
         lambda a: a.enable_dp_attention,
         "Its ranks step together, so they would have to agree on the mode at every step.",
     ),
+    Unserved("--ep-size above 1", lambda a: a.ep_size > 1, NOT_PROVEN),
     Unserved("--dp-size above 1", lambda a: a.dp_size > 1, NOT_PROVEN, "Start one server a replica."),
     Unserved(
         "--disaggregation-mode",
@@ -65,6 +70,80 @@ UNSERVED = (
     Unserved("--enable-memory-saver", lambda a: a.enable_memory_saver, NOT_PROVEN),
     Unserved("--speculative-use-rejection-sampling", lambda a: a.speculative_use_rejection_sampling, NOT_PROVEN),
 )
+
+
+_OTHER_MODEL = "Start this model without the plugin."
+_ONE_MODE = "Use --adaptive-spec-policy spec or plain, or drop the flag."
+
+# Some of these models show it only once they are loaded.
+SLIDING_WINDOW = Unserved(
+    "a model with sliding-window layers", lambda a: a.get_model_config().is_hybrid_swa, NOT_PROVEN, _OTHER_MODEL
+)
+UNSERVED_MODELS = (
+    Unserved(
+        "a multimodal model",
+        lambda a: a.get_model_config().is_multimodal and a.enable_multimodal is not False,
+        NOT_PROVEN,
+        _OTHER_MODEL,
+    ),
+    Unserved(
+        "a model with multimodal rotary positions",
+        lambda a: "mrope_section" in _rope(a.get_model_config().hf_text_config),
+        NOT_PROVEN,
+        _OTHER_MODEL,
+    ),
+    SLIDING_WINDOW,
+    Unserved("an encoder-decoder model", lambda a: a.get_model_config().is_encoder_decoder, NOT_PROVEN, _OTHER_MODEL),
+    Unserved(
+        "a model with latent attention (MLA)",
+        lambda a: a.get_model_config().attention_arch.name == "MLA",
+        NOT_PROVEN,
+        _OTHER_MODEL,
+    ),
+)
+UNSERVED_WHERE_MODES_MIX = (
+    Unserved(
+        "--enable-return-hidden-states with EAGLE3 and a policy that switches",
+        lambda a: a.enable_return_hidden_states and a.speculative_algorithm == "EAGLE3",
+        "SGLang's EAGLE3 steps return the draft's auxiliary states, plain ones the model's last: one response would "
+        "mix the two.",
+        _ONE_MODE,
+    ),
+    Unserved(
+        "--enable-custom-logit-processor with a policy that switches",
+        lambda a: a.enable_custom_logit_processor,
+        "SGLang's speculative steps call no custom processor, plain ones do: it would hold for some tokens of a "
+        "response and not for others.",
+        _ONE_MODE,
+    ),
+    Unserved(
+        "--enable-deterministic-inference with a policy that switches",
+        lambda a: a.enable_deterministic_inference,
+        "Which mode a step runs in depends on the load, SGLang's speculative steps read no seed, and the two modes "
+        "round differently: the same request would not give the same tokens again.",
+        _ONE_MODE,
+    ),
+)
+# What shows only once the model is loaded.
+RECURRENT = Unserved(
+    "a model with state-space or linear-attention layers",
+    lambda _: True,
+    "Its recurrent states would have to follow every change of mode, which is not built yet.",
+    _OTHER_MODEL,
+)
+PLAN_STREAM = Unserved(
+    "SGLANG_ENABLE_OVERLAP_PLAN_STREAM",
+    lambda _: True,
+    "It plans the draft's forwards on a stream of their own, unordered with what waits for the draft.",
+    "Unset it, or start without this plugin.",
+)
+REFUSED = (*UNSERVED, *UNSERVED_MODELS, *UNSERVED_WHERE_MODES_MIX, RECURRENT, PLAN_STREAM)
+"""All of it, for the support table."""
+
+
+def _rope(text_config: Any) -> Any:
+    """A model's scaling of rotary positions, wherever its configuration has it."""
+    return getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
 
 
 def refuse_unserved(server_args: Any, settings: Settings, unserved: tuple[Unserved, ...] = UNSERVED) -> None:
@@ -88,10 +167,11 @@ def refuse_unserved(server_args: Any, settings: Settings, unserved: tuple[Unserv
     sizes = () if decode_graphs.backend == "disabled" else tuple(decode_graphs.bs or ())
     refuse_unreachable(settings, server_args.max_running_requests, sizes)
     found = [feature for feature in unserved if feature.asked(server_args)]
-    found += _unserved_models(server_args)
-    found += _unserved_hidden_states(server_args, settings)
+    found += [feature for feature in UNSERVED_MODELS if feature.asked(server_args)]
+    if settings.policy not in ("spec", "plain"):
+        found += [feature for feature in UNSERVED_WHERE_MODES_MIX if feature.asked(server_args)]
     if len(found) == 1:
-        raise Refusal(f"{found[0].flag} is not served.", found[0].why, found[0].remedy)
+        raise found[0].refusal()
     if found:
         raise Refusal(
             f"{', '.join(feature.flag for feature in found)} are not served.",
@@ -127,29 +207,3 @@ def refuse_unreachable(settings: Settings, most_requests: int | None, spec_graph
             "Between the two the server would speculate without CUDA graphs, slower than either mode.",
             f"Start the server with a threshold of {threshold}, or with --cuda-graph-max-bs-decode of as many.",
         )
-
-
-def _unserved_hidden_states(server_args: Any, settings: Settings) -> Iterator[Unserved]:
-    if not server_args.enable_return_hidden_states or server_args.speculative_algorithm != "EAGLE3":
-        return
-    if settings.policy not in ("spec", "plain"):
-        yield Unserved(
-            "--enable-return-hidden-states with EAGLE3 and a policy that switches",
-            lambda _: True,
-            "SGLang's EAGLE3 steps return the draft's auxiliary states, plain ones the model's last: one "
-            "response would mix the two.",
-            "Use --adaptive-spec-policy spec or plain, or drop the flag.",
-        )
-
-
-def _unserved_models(server_args: Any) -> Iterator[Unserved]:
-    model = server_args.get_model_config()
-    remedy = "Start this model without the plugin."
-    if model.is_multimodal and server_args.enable_multimodal is not False:
-        yield Unserved("a multimodal model", lambda _: True, NOT_PROVEN, remedy)
-    if model.is_hybrid_swa:
-        yield Unserved("a model with sliding-window layers", lambda _: True, NOT_PROVEN, remedy)
-    if model.is_encoder_decoder:
-        yield Unserved("an encoder-decoder model", lambda _: True, NOT_PROVEN, remedy)
-    if model.attention_arch.name == "MLA":
-        yield Unserved("a model with latent attention (MLA)", lambda _: True, NOT_PROVEN, remedy)

@@ -18,7 +18,6 @@ import torch
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.engine.hidden_ring import HiddenRing
 from sglang_adaptive_spec.engine.steps import StepPlan
-from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.arguments import Arguments
@@ -42,6 +41,9 @@ from sglang_adaptive_spec.releases.reads import (
     attributes,
 )
 from sglang_adaptive_spec.releases.refusals_0_5_14 import (
+    PLAN_STREAM,
+    RECURRENT,
+    SLIDING_WINDOW,
     UNSERVED,
     Unserved,
     refuse_unreachable,
@@ -249,17 +251,12 @@ class Sglang0514:
 
     def check_worker(self, worker: Any) -> None:
         if worker.plan_stream is not None:
-            raise Refusal(
-                "SGLANG_ENABLE_OVERLAP_PLAN_STREAM is not served.",
-                "It plans the draft's forwards on a stream of their own, unordered with what waits for the draft.",
-                "Unset it, or start without this plugin.",
-            )
-        if self._is_recurrent(worker.target_worker.model_runner):
-            raise Refusal(
-                "A model with state-space or linear-attention layers is not served.",
-                "Its recurrent states would have to follow every change of mode, which is not built yet.",
-                "Start this model without the plugin.",
-            )
+            raise PLAN_STREAM.refusal()
+        runner = worker.target_worker.model_runner
+        if self._is_recurrent(runner):
+            raise RECURRENT.refusal()
+        if runner.sliding_window_size is not None:
+            raise SLIDING_WINDOW.refusal()
 
     def build_plain_runtime(self, worker: Any, catch_up_tokens: int | None) -> PlainRuntime:
         from sglang.srt.utils.common import get_available_gpu_memory
@@ -321,7 +318,8 @@ class Sglang0514:
         runner = draft.draft_runner
         # With one token at a time the last position is all there is.
         follows_by_keys = attention_layers(runner.model) == 1 and catch_up_tokens > 1
-        keys_only = KeysOnlyBackend(runner.token_to_kv_pool) if follows_by_keys else None
+        pools = runner.token_to_kv_pool, runner.req_to_token_pool
+        keys_only = KeysOnlyBackend(*pools) if follows_by_keys else None
         launch_tokens = self._launch_tokens(runner, logits=keys_only is None)
         return DraftSync(attn_backend, ring, keys_only, launch_tokens, self.context_tokens(worker))
 

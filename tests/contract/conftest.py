@@ -1,6 +1,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def probe() -> Iterator[Probe]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Flags of a tiny target; its weights are never asked for."""
     folder = tmp_path_factory.mktemp("target")
-    _write_config(folder, "LlamaForCausalLM", num_hidden_layers=8)
+    write_config(folder, "LlamaForCausalLM", num_hidden_layers=8)
     return ("--model-path", str(folder), "--skip-tokenizer-init")
 
 
@@ -26,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def draft(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Flags of a draft for it, without the algorithm."""
     folder = tmp_path_factory.mktemp("draft")
-    _write_config(folder, "LlamaForCausalLMEagle3", num_hidden_layers=1, draft_vocab_size=64)
+    write_config(folder, "LlamaForCausalLMEagle3", num_hidden_layers=1, draft_vocab_size=64)
     numbers = "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
     return ("--speculative-draft-model-path", str(folder), *numbers.split())
 
@@ -37,7 +38,8 @@ def eagle3(model: tuple[str, ...], draft: tuple[str, ...]) -> tuple[str, ...]:
     return (*model, *draft, "--speculative-algorithm", "EAGLE3")
 
 
-def _write_config(folder: Path, architecture: str, **more: int) -> None:
+def write_config(folder: Path, architecture: str, **more: Any) -> None:
+    """A tiny model's configuration, without weights."""
     config = {
         "architectures": [architecture],
         "model_type": "llama",

@@ -116,6 +116,7 @@ def _run(start: dict, facts) -> None:
             found = {
                 "speculative_adaptive": arguments.speculative_adaptive,
                 "max_running_requests": arguments.max_running_requests,
+                "enable_mixed_chunk": arguments.enable_mixed_chunk,
                 "spec_graph_sizes": arguments.cuda_graph_config.decode.bs,
                 "plain_graph_sizes": getattr(arguments, "adaptive_spec_plain_graph_sizes", None),
             }

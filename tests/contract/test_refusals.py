@@ -7,6 +7,7 @@ import pytest
 from sglang_adaptive_spec.releases.lock import locked_releases
 from sglang_adaptive_spec.releases.not_served import NOT_SERVED
 
+from .conftest import write_config
 from .starts import CONFIG, ENABLE, POLICY, THRESHOLD, M, N
 
 # --- what starts -----------------------------------------------------------------------------------------
@@ -37,6 +38,15 @@ def test_without_speculation_and_flags_it_starts_silently(probe, model):
     assert outcome.started
     assert "adaptive-spec" not in outcome.stdout + outcome.stderr
     assert outcome.facts["config"] is None
+
+
+@pytest.mark.supports(
+    "Steps and scheduling", "`--enable-mixed-chunk`", since="0.1.0", note="SGLang switches it off with speculation"
+)
+def test_chunks_mixed_into_a_running_batch_are_switched_off_by_sglang(probe, eagle3):
+    outcome = probe.start(*eagle3, *THRESHOLD, "--enable-mixed-chunk")
+    assert outcome.started
+    assert outcome.facts["enable_mixed_chunk"] is False
 
 
 def test_the_algorithm_nextn_is_served(probe, model, draft):
@@ -140,12 +150,45 @@ def test_another_algorithm_is_refused(probe, model, draft, algorithm):
         "--enable-memory-saver",
         "--speculative-use-rejection-sampling",
         "--enable-return-hidden-states",
+        "--enable-custom-logit-processor",
     ],
 )
 def test_a_feature_not_yet_proven_is_refused_by_its_flag(probe, eagle3, flags):
     refusal = probe.start(*eagle3, *THRESHOLD, *flags.split()).refusal
     assert f"what: {flags.split()[0]}" in refusal
     assert "is not served." in refusal
+
+
+# Beside what every tiny configuration says.
+MODELS = {
+    "a model with latent attention (MLA)": (
+        "DeepseekV3ForCausalLM",
+        {
+            "model_type": "deepseek_v3",
+            **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim"), 16),
+            **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim"), 16),
+        },
+    ),
+    "a model with sliding-window layers": ("GptOssForCausalLM", {"model_type": "gpt_oss", "head_dim": 16}),
+    "a model with multimodal rotary positions": (
+        "Qwen2ForCausalLM",
+        {"model_type": "qwen2", "rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6]}},
+    ),
+    "a multimodal model, a model with multimodal rotary positions": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {"model_type": "qwen2_5_vl", "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}},
+    ),
+    "a multimodal model, an encoder-decoder model": ("MllamaForConditionalGeneration", {"model_type": "mllama"}),
+}
+
+
+@pytest.mark.parametrize("what", MODELS)
+def test_a_kind_of_model_not_yet_proven_is_refused_before_it_is_loaded(probe, draft, tmp_path, what):
+    architecture, more = MODELS[what]
+    write_config(tmp_path, architecture, num_hidden_layers=8, **more)
+    flags = ["--model-path", str(tmp_path), "--skip-tokenizer-init", *draft, "--speculative-algorithm", "EAGLE3"]
+    refusal = probe.start(*flags, *THRESHOLD).refusal
+    assert f"what: {what} {'are' if ',' in what else 'is'} not served." in refusal
 
 
 def test_several_features_are_named_in_one_message(probe, eagle3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def of_another_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
         assert server.state()["faults"] == 0
 
 
+@pytest.mark.supports("Models and drafts", "EAGLE-3", since="0.1.0")
 @pytest.mark.parametrize("steps", [5, 64, 500])
 def test_a_plain_phase_costs_no_acceptance(server: Server, steps: int) -> None:
     assert after_a_plain_phase(server, steps) >= LEAST_RATIO
@@ -59,6 +61,7 @@ def test_requests_prefilled_during_a_plain_phase_draft_as_well(server: Server) -
     assert prefilled_during_a_plain_phase(server) >= LEAST_RATIO
 
 
+@pytest.mark.supports("Allocation and cache", "radix cache, prefixes found in it", since="0.1.0")
 def test_a_prefix_generated_in_plain_steps_costs_no_acceptance(server: Server) -> None:
     assert through_the_radix_cache(server) >= LEAST_RATIO
 
@@ -69,6 +72,7 @@ def test_drafts_of_other_kinds_come_back_warm(of_another_kind: Server) -> None:
     assert through_the_radix_cache(of_another_kind) >= LEAST_RATIO
 
 
+@pytest.mark.supports("Models and drafts", "EAGLE, and a layer of the target's checkpoint (MTP, NEXTN)", since="0.1.0")
 def test_drafts_of_other_kinds_change_no_token(
     of_another_kind: Server, load: list[Request], reference: list[list[int]]
 ) -> None:
@@ -80,6 +84,27 @@ def test_drafts_of_other_kinds_change_no_token(
     assert min(after[mode] - before[mode] for mode in after) >= 6, "too few steps in one of the modes to show anything"
     assert of_another_kind.use(**THRESHOLD)
     assert of_another_kind.used_tokens() == 0
+
+
+@pytest.mark.supports(
+    "Control", "weights updated from disk under way", since="0.1.0", note="not `recapture_cuda_graph`"
+)
+@pytest.mark.parametrize("of_another_kind", ["MTP"], indirect=True)
+def test_weights_can_be_updated_between_flips(
+    of_another_kind: Server, load: list[Request], reference: list[list[int]]
+) -> None:
+    """With MTP: SGLang reads the weights of target and draft from the one checkpoint."""
+    server = of_another_kind
+    assert server.use(policy="alternate", alternate_period_steps=3)
+    path = server.client.get("/get_model_info").raise_for_status().json()["model_path"]
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_load, server, load)
+        updated = server.client.post("/update_weights_from_disk", json={"model_path": path})
+        assert updated.json()["success"], updated.text
+        assert differences(load, reference, running.result()) == []
+    assert differences(load, reference, run_load(server, load)) == []
+    assert server.use(**THRESHOLD)
+    assert server.used_tokens() == 0
 
 
 def test_without_the_catch_up_acceptance_is_lost(tmp_path: Path) -> None:

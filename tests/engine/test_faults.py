@@ -101,6 +101,14 @@ def sabotaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sabotaged]:
         yield Sabotaged(server, folder / "saboteur")
 
 
+@pytest.mark.supports(
+    "Faults",
+    "an exception in a plain step",
+    "an exception in a catch-up of the draft",
+    "an exception in the policy",
+    "another plugin that changes a prepared batch",
+    since="0.1.0",
+)
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_is_said_once_and_costs_no_request(
     sabotaged: Sabotaged, load: list[Request], reference: list[list[int]], what: str
@@ -141,6 +149,9 @@ def test_what_a_failed_catch_up_left_out_stays_out_of_the_radix_cache(sabotaged:
     assert cached_after(1) <= len(ids)
 
 
+@pytest.mark.supports(
+    "Faults", "repeated faults", since="0.1.0", note="the server then speculates as SGLang alone would"
+)
 def test_repeated_faults_end_switching_and_cost_no_request(
     sabotaged: Sabotaged, load: list[Request], reference: list[list[int]]
 ) -> None:

@@ -37,6 +37,7 @@ def to_the_limit(server: Server) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
+@pytest.mark.supports("Ends of a request", "the context limit", since="0.1.0")
 def test_requests_that_reach_the_context_limit_are_served_to_the_end(tmp_path: Path) -> None:
     with serve(tmp_path / "reference", SMALL) as server:
         wanted = to_the_limit(server)

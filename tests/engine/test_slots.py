@@ -31,6 +31,7 @@ def taken_by_steps(server: Server) -> list[int]:
     return [count for count in taken if count > 0]
 
 
+@pytest.mark.supports("Allocation and cache", "one slot a request in a plain step", since="0.1.0")
 def test_a_plain_step_takes_one_slot_a_request(tmp_path: Path) -> None:
     with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings={"policy": "plain"}) as server:
         steps = taken_by_steps(server)
@@ -39,6 +40,7 @@ def test_a_plain_step_takes_one_slot_a_request(tmp_path: Path) -> None:
         assert max(steps[3:]) == REQUESTS, steps
 
 
+@pytest.mark.supports("Allocation and cache", "page size 1 and above", since="0.1.0")
 def test_a_plain_step_takes_whole_pages_only_when_one_is_full(tmp_path: Path) -> None:
     page_size = 16
     arguments = [*SPECULATION, *CHAIN, f"--page-size={page_size}"]
@@ -48,6 +50,13 @@ def test_a_plain_step_takes_whole_pages_only_when_one_is_full(tmp_path: Path) ->
         assert sum(decode) <= REQUESTS * (NEW_TOKENS + page_size), decode
 
 
+@pytest.mark.supports("Allocation and cache", "`--disable-radix-cache`", since="0.1.0")
+@pytest.mark.supports(
+    "Allocation and cache",
+    "a pool too full to speculate",
+    since="0.1.0",
+    note="steps go plain before a request is thrown out",
+)
 def test_a_pool_too_small_to_speculate_serves_plainly(tmp_path: Path, plain_server: Server) -> None:
     # The same request eight times in one call, so that all of them need the most at the same step.
     requests, new_tokens = 8, 96

@@ -56,6 +56,28 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield server
 
 
+@pytest.mark.supports(
+    "Allocation and cache",
+    "page size 1 and above",
+    "retraction of running requests",
+    "radix cache, prefixes found in it",
+    "slots allocated ahead for speculation, before and after a flip",
+    since="0.1.0",
+)
+@pytest.mark.supports(
+    "Steps and scheduling",
+    "overlap schedule, and `--disable-overlap-schedule`",
+    "chunked prefill between decode steps",
+    "attention backends that want lengths on the host, and others",
+    since="0.1.0",
+)
+@pytest.mark.supports(
+    "Steps and scheduling", "`--disable-cuda-graph`", since="0.1.0", note="the CPU engine has no graphs at all"
+)
+@pytest.mark.supports(
+    "Models and drafts", "drafts as chains and as trees (`--speculative-eagle-topk`)", "Llama", since="0.1.0"
+)
+@pytest.mark.supports("Faults", "a client that disconnects", since="0.1.0")
 @pytest.mark.parametrize("flips", FLIPS)
 def test_flips_change_no_token(server: Server, flips: str, load: list[Request], reference: list[list[int]]) -> None:
     assert server.use(**FLIPS[flips])
@@ -83,6 +105,7 @@ def test_flips_change_no_token(server: Server, flips: str, load: list[Request], 
     assert server.used_tokens() == 0
 
 
+@pytest.mark.supports("Control", "one mode for ever (policies `plain` and `spec`)", since="0.1.0")
 @pytest.mark.parametrize("layout", [Layout(1, True, 1), Layout(16, False, 1)], ids=str)
 def test_always_plain_changes_no_token(
     layout: Layout, load: list[Request], reference: list[list[int]], tmp_path_factory: pytest.TempPathFactory

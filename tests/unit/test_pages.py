@@ -17,7 +17,7 @@ from sglang_adaptive_spec.config import FLAGS, POLICIES, Settings
 from sglang_adaptive_spec.modes import Reason
 from sglang_adaptive_spec.releases.lock import locked_releases
 from sglang_adaptive_spec.releases.not_served import NOT_SERVED
-from sglang_adaptive_spec.releases.refusals_0_5_14 import UNSERVED
+from sglang_adaptive_spec.releases.refusals_0_5_14 import REFUSED
 from sglang_adaptive_spec.top.errors import TopError
 from sglang_adaptive_spec.top.run import parser as top_parser
 from tests.pages import PAGES, ROOT, code_spans, commands, read
@@ -169,7 +169,7 @@ def test_every_message_in_a_table_is_one_of_the_code() -> None:
 
 
 def test_every_unserved_feature_is_named() -> None:
-    assert {feature.flag for feature in UNSERVED} <= code_spans(TROUBLE_PAGE)
+    assert {feature.flag for feature in REFUSED} <= code_spans(TROUBLE_PAGE)
 
 
 def test_every_reason_of_a_switch_is_explained() -> None:

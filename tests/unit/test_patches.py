@@ -51,6 +51,7 @@ class Original:
         "SchedulerMetricsReporter.report_decode_stats",
         "SchedulerMetricsReporter._maybe_log_idle_metrics",
         "Scheduler.get_internal_state",
+        "SchedulerWeightUpdaterManager.update_weights_from_disk",
     ],
 )
 def test_without_an_engine_sglang_is_called_once_as_it_was_called(name):
@@ -311,3 +312,22 @@ def test_calls_at_the_same_moment_take_turns():
 
     assert asyncio.run(calls()) == [[True]] * 5
     assert most == 1
+
+
+# --- weight updates --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recaptures", [True, False])
+@pytest.mark.parametrize("graph_sizes", [(1, 2), ()], ids=str)
+def test_a_weight_update_that_would_leave_the_plain_graphs_behind_is_turned_away(recaptures, graph_sizes):
+    plugin = SimpleNamespace(engine=SimpleNamespace(runtime=SimpleNamespace(graph_sizes=graph_sizes)))
+    request, original = SimpleNamespace(recapture_cuda_graph=recaptures), Original()
+    update = wrapper_of("SchedulerWeightUpdaterManager.update_weights_from_disk")
+    answer = update(plugin, original, "updater", (request,), {})
+    if recaptures and graph_sizes:
+        assert original.calls == []
+        assert not answer.success
+        assert "the plain ones would go on" in answer.message
+    else:
+        assert answer == "sglang's answer"
+        assert original.calls == [((request,), {})]

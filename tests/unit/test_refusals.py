@@ -7,6 +7,7 @@ import pytest
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
+from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
 
 THRESHOLD = Settings(disable_batch_threshold=8)
 
@@ -24,7 +25,10 @@ OFF = (
     "enable_memory_saver",
     "speculative_use_rejection_sampling",
     "enable_return_hidden_states",
+    "enable_custom_logit_processor",
+    "enable_deterministic_inference",
 )
+WHERE_MODES_MIX = OFF[-3:]
 
 
 def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -> SimpleNamespace:
@@ -34,12 +38,14 @@ def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -
         "tp_size": 1,
         "pp_size": 1,
         "dp_size": 1,
+        "ep_size": 1,
         "lora_paths": None,
         "disaggregation_mode": "null",
     }
     values |= {"speculative_algorithm": algorithm, "enable_multimodal": None, "max_running_requests": 256}
     values["cuda_graph_config"] = SimpleNamespace(decode=SimpleNamespace(backend="full", bs=[1, 2, 64]))
     config = {"is_multimodal": False, "is_hybrid_swa": False, "is_encoder_decoder": False}
+    config["hf_text_config"] = SimpleNamespace(rope_scaling=None)
     config = SimpleNamespace(**{**config, "attention_arch": SimpleNamespace(name="MHA"), **(model or {})})
     return SimpleNamespace(**{**values, **changed}, get_model_config=lambda: config)
 
@@ -66,11 +72,12 @@ def test_another_algorithm_is_refused_with_the_served_ones(algorithm):
 
 @pytest.mark.parametrize(
     ("changed", "flag"),
-    [({name: True}, "--" + name.replace("_", "-")) for name in OFF if name != "enable_return_hidden_states"]
+    [({name: True}, "--" + name.replace("_", "-")) for name in OFF if name not in WHERE_MODES_MIX]
     + [
         ({"tp_size": 2}, "--tp-size above 1 on GPUs"),
         ({"pp_size": 2}, "--pp-size above 1"),
         ({"dp_size": 2}, "--dp-size above 1"),
+        ({"ep_size": 2}, "--ep-size above 1"),
         ({"lora_paths": ["adapter"]}, "--enable-lora"),
         ({"disaggregation_mode": "decode"}, "--disaggregation-mode"),
     ],
@@ -96,10 +103,18 @@ def test_several_features_are_named_in_one_refusal():
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"is_multimodal": True}, "multimodal"),
-        ({"is_hybrid_swa": True}, "sliding-window"),
-        ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"attention_arch": SimpleNamespace(name="MLA")}, "latent attention"),
+        ({"is_multimodal": True}, "a multimodal model"),
+        ({"is_hybrid_swa": True}, "a model with sliding-window layers"),
+        ({"is_encoder_decoder": True}, "an encoder-decoder model"),
+        ({"attention_arch": SimpleNamespace(name="MLA")}, "a model with latent attention (MLA)"),
+        (
+            {"hf_text_config": SimpleNamespace(rope_scaling={"mrope_section": [8, 4, 4]})},
+            "a model with multimodal rotary positions",
+        ),
+        (
+            {"hf_text_config": SimpleNamespace(rope_parameters={"mrope_section": [8, 4, 4]})},
+            "a model with multimodal rotary positions",
+        ),
     ],
     ids=str,
 )
@@ -111,19 +126,22 @@ def test_a_multimodal_model_is_served_as_a_text_model():
     refuse_unserved(arguments(model={"is_multimodal": True}, enable_multimodal=False), THRESHOLD)
 
 
-@pytest.mark.parametrize("settings", [THRESHOLD, Settings(policy="alternate")])
-def test_eagle3_hidden_states_are_refused_where_modes_would_mix(settings):
-    refusal = refusal_of(arguments(enable_return_hidden_states=True), settings)
-    assert "--enable-return-hidden-states" in refusal.what
+@pytest.mark.parametrize("name", WHERE_MODES_MIX)
+@pytest.mark.parametrize("settings", [THRESHOLD, Settings(policy="alternate"), Settings(policy="auto")], ids=str)
+def test_what_one_mode_alone_knows_is_refused_where_modes_would_mix(name, settings):
+    refusal = refusal_of(arguments(**{name: True}), settings)
+    assert "--" + name.replace("_", "-") in refusal.what
     assert "--adaptive-spec-policy spec or plain" in refusal.remedy
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "settings"),
-    [("EAGLE", THRESHOLD), ("EAGLE3", Settings(policy="spec")), ("EAGLE3", Settings(policy="plain"))],
-)
-def test_hidden_states_are_served_where_they_are_all_of_one_kind(algorithm, settings):
-    refuse_unserved(arguments(algorithm, enable_return_hidden_states=True), settings)
+@pytest.mark.parametrize("name", WHERE_MODES_MIX)
+@pytest.mark.parametrize("policy", ["spec", "plain"])
+def test_what_one_mode_alone_knows_is_served_in_one_mode(name, policy):
+    refuse_unserved(arguments(**{name: True}), Settings(policy=policy))
+
+
+def test_hidden_states_are_served_where_they_are_all_of_one_kind():
+    refuse_unserved(arguments("EAGLE", enable_return_hidden_states=True), THRESHOLD)
 
 
 @pytest.mark.parametrize(("most", "refused"), [(8, True), (9, False), (48, False), (None, False)])
@@ -151,3 +169,24 @@ def test_a_threshold_above_the_speculative_graphs_is_refused(threshold):
 
 def test_other_policies_have_no_threshold_to_reach():
     refuse_unreachable(Settings(policy="auto"), 1, (1,))
+
+
+def worker(plan_stream: object = None, **of_the_runner: object) -> SimpleNamespace:
+    runner = SimpleNamespace(**{"mambaish_config": None, "sliding_window_size": None, **of_the_runner})
+    return SimpleNamespace(plan_stream=plan_stream, target_worker=SimpleNamespace(model_runner=runner))
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"mambaish_config": object()}, "a model with state-space or linear-attention layers is not served."),
+        ({"sliding_window_size": 64}, "a model with sliding-window layers is not served."),
+        ({"plan_stream": object()}, "SGLANG_ENABLE_OVERLAP_PLAN_STREAM is not served."),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_shows_once_the_model_is_loaded_is_refused_then(changed, what):
+    with pytest.raises(Refusal) as caught:
+        Sglang0514().check_worker(worker(**changed))
+    assert caught.value.what == what
+    Sglang0514().check_worker(worker())

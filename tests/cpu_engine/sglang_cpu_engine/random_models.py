@@ -1,4 +1,4 @@
-"""Writes tiny models with random weights: a Llama target and an EAGLE or EAGLE3 draft for it.
+"""Writes tiny models with random weights: a Llama or Qwen3-MoE target and an EAGLE or EAGLE3 draft for it.
 
 No tokenizer: use `skip_tokenizer_init=True` and send token ids. The vocabulary is small, so that a
 draft that knows nothing is right now and then, above all with several branches.
@@ -47,6 +47,48 @@ def write_target(directory: Path, shape: Shape = Shape(), seed: int = 0) -> Path
     weights["model.norm.weight"] = torch.ones(h)
     weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
     return _write(directory, _config(shape, "LlamaForCausalLM", shape.num_layers), weights)
+
+
+def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 3, experts: int = 4) -> Path:
+    """Write a Qwen3-MoE model into `directory`, and return it.
+
+    It has what sets Qwen3 apart from Llama, norms on queries and keys; every other layer has a dense MLP, the rest
+    choose two of `experts` for each token.
+    """
+    make = _Maker(seed)
+    h, m = shape.hidden_size, shape.intermediate_size // 2
+    dense = list(range(1, shape.num_layers, 2))
+    weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
+    for layer in range(shape.num_layers):
+        prefix = f"model.layers.{layer}"
+        weights |= make.decoder_layer(prefix, shape, attention_input=h)
+        weights[f"{prefix}.input_layernorm.weight"] = torch.ones(h)
+        for name in ("q_norm", "k_norm"):
+            # Far from one, so that it shows if a path leaves them out.
+            weights[f"{prefix}.self_attn.{name}.weight"] = 1.5 + make(1, shape.head_dim, scale=0.3)[0]
+        if layer in dense:
+            continue
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            del weights[f"{prefix}.mlp.{name}.weight"]
+        weights[f"{prefix}.mlp.gate.weight"] = make(experts, h)
+        for expert in range(experts):
+            weights[f"{prefix}.mlp.experts.{expert}.gate_proj.weight"] = make(m, h)
+            weights[f"{prefix}.mlp.experts.{expert}.up_proj.weight"] = make(m, h)
+            weights[f"{prefix}.mlp.experts.{expert}.down_proj.weight"] = make(h, m)
+    weights["model.norm.weight"] = torch.ones(h)
+    weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
+    config = _config(shape, "Qwen3MoeForCausalLM", shape.num_layers) | {
+        "model_type": "qwen3_moe",
+        "head_dim": shape.head_dim,
+        "num_experts": experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": m,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": dense,
+        "norm_topk_prob": True,
+        "attention_bias": False,
+    }
+    return _write(directory, config, weights)
 
 
 def write_eagle3_draft(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:

@@ -29,6 +29,9 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
         self.max_context_len: int = model_runner.model_config.context_len
         self._req_to_token: torch.Tensor = model_runner.req_to_token_pool.req_to_token
         self._kv_pool = model_runner.token_to_kv_pool
+        # By these names models find the pools of the forward under way.
+        self.token_to_kv_pool = self._kv_pool
+        self.req_to_token_pool = model_runner.req_to_token_pool
         self.forward_metadata: planning.Plan = []
 
     def init_forward_metadata(self, forward_batch: "ForwardBatch") -> None:
