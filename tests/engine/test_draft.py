@@ -26,6 +26,11 @@ def register():
     from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
     Sglang0514.catch_up = lambda self, *arguments, drafts_next: arguments[-1][1]
 """
+NEVER_READS_PROMPTS = """
+def register():
+    from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
+    Sglang0514.read_prompts = lambda *arguments: None
+"""
 
 
 @pytest.fixture(scope="module", params=[CHAIN, TREE], ids=["chain", "tree"])
@@ -56,7 +61,9 @@ def test_a_plain_phase_costs_no_acceptance(server: Server, steps: int) -> None:
 
 
 def test_requests_prefilled_during_a_plain_phase_draft_as_well(server: Server) -> None:
+    before = server.state()["deferred_prompts"]
     assert prefilled_during_a_plain_phase(server) >= LEAST_RATIO
+    assert server.state()["deferred_prompts"] > before
 
 
 def test_a_prefix_generated_in_plain_steps_costs_no_acceptance(server: Server) -> None:
@@ -88,3 +95,10 @@ def test_without_the_catch_up_acceptance_is_lost(tmp_path: Path) -> None:
     with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings=THRESHOLD, env=env) as server:
         lost = {"64 steps": after_a_plain_phase(server, 64), "radix": through_the_radix_cache(server)}
     assert max(lost.values()) < LEAST_RATIO, lost
+
+
+def test_without_reading_the_prompts_acceptance_is_lost(tmp_path: Path) -> None:
+    env = install(tmp_path / "saboteur", NEVER_READS_PROMPTS)
+    with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings=THRESHOLD, env=env) as server:
+        assert prefilled_during_a_plain_phase(server) < LEAST_RATIO
+        assert after_a_plain_phase(server, 64) >= LEAST_RATIO
