@@ -13,6 +13,7 @@ from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.costs import StepCosts
 from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
+from sglang_adaptive_spec.engine.prompt_backlog import PromptBacklog
 from sglang_adaptive_spec.engine.samples import SampleRelay
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
@@ -60,6 +61,8 @@ class AdaptiveEngine:
         self.runtime: PlainRuntime | None = None
         self._keeps_draft = policy.returns_to_spec
         self._ledger: DraftLedger | None = None
+        self._backlog: PromptBacklog | None = None
+        self.deferred_prompts = 0
         self._plain_steps: PlainSteps | None = None
         self._stopwatch: Stopwatch | None = None
         self.telemetry: Telemetry | None = None
@@ -114,6 +117,9 @@ class AdaptiveEngine:
         saved = self._read_costs(worker)
         self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
         self._stopwatch = self.release.stopwatch(worker)
+        limits = self.release.backlog_limits(self.runtime)
+        if self._ledger is not None and limits is not None:
+            self._backlog = PromptBacklog(*limits)
         from sglang_adaptive_spec.engine.plain_steps import PlainSteps
 
         self._plain_steps = PlainSteps(self.release.rows_in_all(worker))
@@ -282,6 +288,8 @@ class AdaptiveEngine:
         """
         if self._measuring:
             return upstream()
+        if self._backlog is not None and self._backlog.is_urgent:
+            self._read_backlog(worker)
         if not self.release.is_decode(batch):
             self.clock.interrupted()
             return self._run_prefill(worker, batch, publish, upstream)
@@ -300,6 +308,7 @@ class AdaptiveEngine:
                 return self._launch_plain(worker, batch, publish)
             self._prepare_for_spec(batch, prepare)
         if self._ledger is not None and self._ledger.may_wait:
+            self._read_backlog(worker)
             self._before_draft(worker, batch, self._ledger)
         self._unresolved_spec_steps += 1
         launched = upstream()
@@ -367,13 +376,60 @@ class AdaptiveEngine:
         if self._plain_steps is not None:
             self._plain_steps.prefilled(self.release.rows(batch))
         if self._ledger is not None:
-            prefilled = upstream()
-            self._ledger.prefilled(self.release.rows(batch))
-            return prefilled
+            return self._run_followed_prefill(worker, batch, publish, upstream, self._ledger)
         if self.runtime is None or self.controller.spec_only:
             # What comes is speculative, and the draft has to know the prompt for it.
             return upstream()
         return self.release.run_plain_prefill(worker, batch, publish)
+
+    def _run_followed_prefill(
+        self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any], ledger: DraftLedger
+    ) -> Any:
+        """Prefill, and let the draft read the prompt: in plain mode later on, many prompts at once."""
+        rows, backlog = self.release.rows(batch), self._backlog
+        size = self.release.prefill_size(batch) if backlog is not None and self._stays_plain else None
+        if backlog is None or size is None or not backlog.takes(*size):
+            # What the draft now reads may follow on what waits.
+            self._read_backlog(worker)
+            prefilled = upstream()
+            ledger.prefilled(rows)
+            return prefilled
+        assert self.runtime is not None, "there is a backlog"
+        if not backlog.has_room(*size):
+            self._read_backlog(worker)
+        try:
+            result, prompts, last_positions = self.release.run_prefill_ahead_of_draft(
+                worker, self.runtime, batch, publish
+            )
+        except Exception as error:
+            self.controller.fault(Fault.PLAIN_STEP, "a prefill ahead of the draft failed", error)
+            self._read_backlog(worker)
+            prefilled = upstream()
+            ledger.prefilled(rows)
+            return prefilled
+        backlog.add(prompts, rows.tolist(), size[0])
+        ledger.prefilled_plainly(rows, last_positions)
+        self.deferred_prompts += size[1]
+        return result
+
+    @property
+    def _stays_plain(self) -> bool:
+        controller = self.controller
+        return controller.mode is Mode.PLAIN and not controller.dry_run and not controller.spec_only
+
+    def _read_backlog(self, worker: Any) -> None:
+        """Let the draft read all prompts that wait."""
+        if not self._backlog:
+            return
+        assert self.runtime is not None
+        assert self._stopwatch is not None
+        waited = self._backlog.take()
+        try:
+            with self._stopwatch.measuring():
+                self.release.read_prompts(worker, self.runtime, waited.prompts, waited.released_rows)
+        except Exception as error:
+            # Their requests speculate badly then, which costs acceptance, not tokens.
+            self.controller.fault(Fault.CATCH_UP, "the draft could not read prompts", error)
 
     def before_release(self, req: Any) -> None:
         """Settle a leaving request's account: what of its KV the draft has seen, and how its steps ran.
@@ -386,6 +442,8 @@ class AdaptiveEngine:
         self._left.append(req)
         self._overshoot_tokens += self.release.overshoot_tokens(req)
         if self._ledger is not None:
+            if row is not None and self._backlog is not None:
+                self._backlog.released(row)
             self.release.limit_committed(req, self._ledger.true_length)
 
     # --- results -----------------------------------------------------------------------------------------
@@ -499,6 +557,7 @@ class AdaptiveEngine:
         ``spec_only``           Whether repeated faults ended switching.
         ``plain_memory_gib``    Device memory of what plain steps run on.
         ``plain_graph_sizes``   Batch sizes captured; empty where graphs are off.
+        ``deferred_prompts``    Prompts prefilled in plain mode that the draft read later, many at once.
         ``catch_ups``           Times that the draft was shown what plain steps had left for it.
         ``catch_up_tokens``     Tokens that it saw then.
         ``catch_up_seconds``    Time on the device that this took.
@@ -521,6 +580,7 @@ class AdaptiveEngine:
             "step_seconds": {mode.value: self.clock.recent_seconds(mode) for mode in Mode},
             "plain_memory_gib": round(runtime.memory_gib, 3) if runtime else 0.0,
             "plain_graph_sizes": list(runtime.graph_sizes) if runtime else [],
+            "deferred_prompts": self.deferred_prompts,
             "catch_ups": self.catch_ups,
             "catch_up_tokens": self.catch_up_tokens,
             "catch_up_seconds": self._stopwatch.seconds if self._stopwatch else 0.0,

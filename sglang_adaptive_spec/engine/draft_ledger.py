@@ -31,6 +31,8 @@ class DraftLedger:
         self._starts = torch.full((rows,), _NONE, dtype=torch.int64)
         # From where on the draft's KV is untrue for good, because a catch-up failed.
         self._lost_from = torch.full((rows,), _NEVER, dtype=torch.int64)
+        # Where the first position that waits is known to the draft, which only has to draft from it.
+        self._known_start = torch.zeros(rows, dtype=torch.bool)
         # The same memory: on the host a small operation costs numpy a third of what it costs torch.
         self._starts_array = self._starts.numpy()
         self.may_wait = False
@@ -42,21 +44,38 @@ class DraftLedger:
         """The draft has seen all of these rows, whatever was in them before."""
         self._starts[rows] = _NONE
         self._lost_from[rows] = _NEVER
+        self._known_start[rows] = False
         self._quiet_steps = 0
         if self.may_wait:
             self._look_again()
+
+    def prefilled_plainly(self, rows: torch.Tensor, last_positions: torch.Tensor) -> None:
+        """These rows' prompts will be known to the draft before anybody needs it, but nothing was drafted from them.
+
+        Args:
+            rows: ``[batch]`` int64.
+            last_positions: ``[batch]`` int64, from which a request will be drafted; below 0 where more of its prompt is
+                to come.
+        """
+        self.prefilled(rows)
+        ends = last_positions >= 0
+        self._starts[rows[ends]] = last_positions[ends]
+        self._known_start[rows[ends]] = True
+        self._look_again()
 
     def saw(self, rows: torch.Tensor, due: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor) -> None:
         """The draft has caught up with the first ``seen`` positions of what was due, ``[batch]`` int64."""
         starts, counts = due
         waited = counts > 0
         self._starts[rows[waited]] = torch.where(seen < counts, starts + seen, _NONE)[waited]
+        self._known_start[rows[waited & (seen > 0)]] = False
         self._look_again()
 
     def give_up(self, rows: torch.Tensor) -> None:
         """What waits in these rows will never be seen: the draft goes on behind a gap."""
         starts = self._starts[rows]
-        gaps = torch.where(starts == _NONE, _NEVER, starts)
+        gaps = torch.where(starts == _NONE, _NEVER, starts + self._known_start[rows])
+        self._known_start[rows] = False
         self._lost_from[rows] = torch.minimum(self._lost_from[rows], gaps)
         self._starts[rows] = _NONE
         self._look_again()
@@ -127,5 +146,5 @@ class DraftLedger:
 
     def true_length(self, row: int, length: int) -> int:
         """How many of a request's first ``length`` positions the draft has seen."""
-        start = int(self._starts[row])
-        return min(length, int(self._lost_from[row]), length if start == _NONE else start)
+        start = int(self._starts[row]) + int(self._known_start[row])
+        return min(length, int(self._lost_from[row]), length if start < 0 else start)

@@ -218,6 +218,31 @@ class Release(Protocol):
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         """Run a prefill that owes the draft nothing, and answer in the form of a speculative one."""
 
+    def backlog_limits(self, runtime: PlainRuntime) -> tuple[int, int] | None:
+        """Prompt tokens and requests that the draft can read in one go; None where no prompt may wait for it."""
+
+    def prefill_size(self, batch: Any) -> tuple[int, int] | None:
+        """Tokens and requests of a prefill whose draft-extend may wait; None for any other batch."""
+
+    def run_prefill_ahead_of_draft(
+        self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any
+    ) -> tuple[Any, Any, Any]:
+        """Run a prefill on the target alone.
+
+        Returns:
+            The result in the form of a speculative one; what :meth:`read_prompts` needs; and the last position of each
+            request, ``[batch]`` int64 on the CPU, -1 where more of its prompt is to come.
+        """
+
+    def read_prompts(
+        self, worker: Any, runtime: PlainRuntime, prompts: Sequence[Any], released_rows: Sequence[int]
+    ) -> None:
+        """Let the draft read what was prefilled ahead of it.
+
+        Args:
+            released_rows: Of requests that left since the last forward; their KV slots are as they were all the same.
+        """
+
     def positions(self, batch: Any) -> Any:
         """Where a plain step writes its tokens, ``[batch_size]`` int64 on the CPU."""
 

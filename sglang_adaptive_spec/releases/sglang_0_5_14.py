@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,14 @@ from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
 from sglang_adaptive_spec.releases.keys_only import KeysOnlyBackend, KeysWritten, attention_layers
+from sglang_adaptive_spec.releases.prompts_0_5_14 import Prompts, keep, merged
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENT_METHODS,
     ARGUMENTS,
     BATCH,
     DRAFT_INPUT,
     DRAFT_WORKER,
+    EAGLE_UTILS,
     GRAPH_SIZES,
     READS,
     RECAPTURES,
@@ -63,6 +66,10 @@ _PLAIN_STEPS = "adaptive_spec_plain_steps"
 _output_ids = attrgetter("output_ids")
 
 _READ_DONE = "shared_read_done_event"
+
+_BACKLOG_TOKENS, _BACKLOG_REQUESTS = 2048, 64
+"""Prompts that wait for the draft together: enough to launch it seldom, few enough to take little memory (50 MB for a
+target of width 4096)."""
 
 _LOGITS_BYTES = 2**30
 _BYTES_A_LOGIT = 6  # in the model's 16 bits, and once more in float32
@@ -101,6 +108,7 @@ class DraftSync:
         ring: What waits.
         keys_only: Writes keys and values without a whole forward; None for a draft that needs one to follow.
         launch_tokens: The most tokens of one forward.
+        most_requests: That may run at once.
         context_tokens: The model's longest sequence.
     """
 
@@ -108,6 +116,7 @@ class DraftSync:
     ring: HiddenRing
     keys_only: KeysOnlyBackend | None
     launch_tokens: int
+    most_requests: int
     context_tokens: int
 
 
@@ -122,7 +131,8 @@ class Sglang0514:
         READS,
         {
             ARGUMENTS: f"{SERVER_ARGUMENTS} {ARGUMENT_METHODS} _cuda_graph_config_locked",
-            BATCH: "capture_hidden_mode",
+            BATCH: "capture_hidden_mode chunked_req chunked_req_next_prompt_token extend_logprob_start_lens "
+            "multimodal_inputs orig_seq_lens prefix_lens",
             REQUEST: "kv_committed_len req_pool_idx",
             SET_STATE_OUTPUT: "server_args",
             RUNNER: "mambaish_config tp_group war_fastpath_read_done_event",
@@ -138,7 +148,11 @@ class Sglang0514:
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
+        f"{DRAFT_WORKER}._draft_extend_for_prefill",
+        f"{EAGLE_UTILS}:_eagle_prefill_tail_tokens",
     )
+    prompts_may_wait: bool = True
+    """Whether the draft's reading of a prompt may wait; unproven on the releases after this one."""
 
     @property
     def patches(self) -> tuple[Patch, ...]:
@@ -321,7 +335,8 @@ class Sglang0514:
         pools = runner.token_to_kv_pool, runner.req_to_token_pool
         keys_only = KeysOnlyBackend(*pools) if follows_by_keys else None
         launch_tokens = self._launch_tokens(runner, logits=keys_only is None)
-        return DraftSync(attn_backend, ring, keys_only, launch_tokens, self.context_tokens(worker))
+        most_requests = self.most_requests(worker)
+        return DraftSync(attn_backend, ring, keys_only, launch_tokens, most_requests, self.context_tokens(worker))
 
     def most_requests(self, worker: Any) -> int:
         return int(worker.target_worker.model_runner.max_running_requests)
@@ -515,11 +530,15 @@ class Sglang0514:
             kv.kv_committed_len = true_length(kv.req_pool_idx, kv.kv_committed_len)
 
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
-        from sglang.srt.speculative.eagle_info import EagleDraftInput
-
         runner = worker.target_worker.model_runner
         with self._plain_view(batch), _without_aux_capture(runner.model):
             result = worker.target_worker.forward_batch_generation(batch)
+        return self._undrafted(worker, batch, publish, result)
+
+    def _undrafted(self, worker: Any, batch: Any, publish: Any, result: Any) -> Any:
+        """A prefill's result in the form of a speculative one that nothing was drafted from."""
+        from sglang.srt.speculative.eagle_info import EagleDraftInput
+
         result.new_seq_lens = batch.seq_lens
         if publish is not None:
             publish(result.new_seq_lens)
@@ -534,6 +553,51 @@ class Sglang0514:
             num_tokens_for_logprob_per_req=1,
         )
         return result
+
+    def backlog_limits(self, runtime: PlainRuntime) -> tuple[int, int] | None:
+        sync: Any = runtime.draft_sync
+        if not self.prompts_may_wait or sync is None or sync.keys_only is None:
+            return None
+        return min(_BACKLOG_TOKENS, sync.launch_tokens), min(_BACKLOG_REQUESTS, sync.most_requests)
+
+    def prefill_size(self, batch: Any) -> tuple[int, int] | None:
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        if batch.forward_mode != ForwardMode.EXTEND:
+            return None
+        return sum(batch.extend_lens), len(batch.reqs)
+
+    def run_prefill_ahead_of_draft(
+        self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any
+    ) -> tuple[Any, Any, Any]:
+        from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
+
+        sync: Any = runtime.draft_sync
+        kept = keep(batch, _shallow_copy(batch))
+        result = self._undrafted(worker, batch, publish, self._run_target(worker, batch, _hidden_mode(full=True)))
+        hidden = result.logits_output.hidden_states
+        prompts = Prompts(kept, hidden, _eagle_prefill_tail_tokens(batch, result.next_token_ids))
+        # Where a request will be drafted from: the switch needs a whole forward of that position.
+        ends = (torch.tensor(list(accumulate(kept.extend_lens))) - 1).to(hidden.device, non_blocking=True)
+        sync.ring.store(kept.req_pool_indices, kept.seq_lens - 1, hidden[ends], result.next_token_ids)
+        goes_on = [req is batch.chunked_req for req in batch.reqs]
+        last = torch.where(torch.tensor(goes_on), -1, kept.seq_lens_cpu - 1)
+        return result, prompts, last
+
+    def read_prompts(
+        self, worker: Any, runtime: PlainRuntime, prompts: Sequence[Any], released_rows: Sequence[int]
+    ) -> None:
+        sync: Any = runtime.draft_sync
+        draft = worker.draft_worker
+        runner = draft.draft_runner
+        batch, hidden, tails = merged(prompts, worker.req_to_token_pool.req_to_token, released_rows)
+        setattr(runner, self._read_done_event(runner), None)
+        with (
+            self._draft_contexts(draft),
+            swapped(runner, attn_backend=sync.keys_only, prefill_cuda_graph_runner=None),
+            suppress(KeysWritten),
+        ):
+            draft._draft_extend_for_prefill(batch, hidden, tails)
 
     def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
         sampling_info = batch.sampling_info

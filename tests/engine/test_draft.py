@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,38 @@ NEVER_CATCHES_UP = """
 def register():
     from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
     Sglang0514.catch_up = lambda self, *arguments, drafts_next: arguments[-1][1]
+"""
+# Lets the draft read each prompt at once as well, spoils what it wrote, and compares with what it writes later on.
+READS_TWICE = """
+def register():
+    import copy
+    from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
+    ahead, read, wanted = Sglang0514.run_prefill_ahead_of_draft, Sglang0514.read_prompts, []
+
+    def states(worker):
+        pool = worker.draft_worker.draft_runner.token_to_kv_pool
+        return pool.get_key_buffer(0), pool.get_value_buffer(0)
+
+    def run_ahead(self, worker, runtime, batch, publish):
+        answer = ahead(self, worker, runtime, batch, publish)
+        prompts, slots = answer[1], batch.out_cache_loc.clone()
+        once = copy.copy(prompts.batch)
+        once.input_ids, once.chunked_req_next_prompt_token = once.input_ids.clone(), None
+        with self._draft_contexts(worker.draft_worker):
+            worker.draft_worker._draft_extend_for_prefill(once, prompts.hidden, prompts.tails)
+        wanted.append((slots, [each[slots].clone() for each in states(worker)]))
+        for each in states(worker):
+            each[slots] = 7.0
+        return answer
+
+    def read_all(self, worker, runtime, prompts, released_rows):
+        read(self, worker, runtime, prompts, released_rows)
+        for slots, before in wanted:
+            off = max(float((a - b[slots]).abs().max()) for a, b in zip(before, states(worker)))
+            print(f"witness: {len(slots)} positions off by {off:.1e}", flush=True)
+        wanted.clear()
+
+    Sglang0514.run_prefill_ahead_of_draft, Sglang0514.read_prompts = run_ahead, read_all
 """
 
 
@@ -113,3 +146,16 @@ def test_without_the_catch_up_acceptance_is_lost(tmp_path: Path) -> None:
     with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings=THRESHOLD, env=env) as server:
         lost = {"64 steps": after_a_plain_phase(server, 64), "radix": through_the_radix_cache(server)}
     assert max(lost.values()) < LEAST_RATIO, lost
+
+
+def test_the_draft_writes_later_what_it_would_have_written_at_once(tmp_path: Path) -> None:
+    """Held against each other directly: a tiny draft's acceptance hardly depends on the prompt."""
+    env = install(tmp_path / "saboteur", READS_TWICE)
+    with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings=THRESHOLD, env=env) as server:
+        prefilled_during_a_plain_phase(server)
+        state = server.state()
+        found = re.findall(r"witness: (\d+) positions off by (\S+)", server.log)
+    assert state["faults"] == 0
+    assert state["deferred_prompts"] >= len(found) >= 2
+    assert sum(int(positions) for positions, _ in found) > 40
+    assert max(float(off) for _, off in found) < 1e-5

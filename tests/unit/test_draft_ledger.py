@@ -177,3 +177,28 @@ def test_of_what_was_seen_in_part_the_rest_waits_on():
     assert [part.tolist() for part in account.due(rows, lengths)] == [[12, 20, 40], [1, 1, 0]]
     account.saw(rows, account.due(rows, lengths), at(1, 1, 0))
     assert not account.waits(rows)
+
+
+def test_a_prompt_prefilled_plainly_is_true_to_its_end_though_its_last_position_waits():
+    """SGLang's radix cache holds it already when the request leaves: less than that can't be given back."""
+    account = ledger()
+    account.prefilled_plainly(at(1, 2), at(29, -1))
+    assert account.may_wait
+    assert [account.true_length(row, 31) for row in (1, 2)] == [30, 31]
+    starts, counts = account.due(at(1, 2), at(30, 40))
+    assert (starts[0].item(), counts.tolist()) == (29, [1, 0])
+    account.note(at(1), at(30))
+    assert account.true_length(1, 31) == 30
+    due = account.due(at(1), at(31))
+    account.saw(at(1), due, due[1] - 1)
+    assert account.true_length(1, 31) == 30
+    account.saw(at(1), account.due(at(1), at(31)), at(1))
+    assert account.true_length(1, 31) == 31
+
+
+def test_a_catch_up_that_fails_right_behind_a_prompt_leaves_the_prompt_true():
+    account = ledger()
+    account.prefilled_plainly(at(1), at(29))
+    account.note(at(1), at(30))
+    account.give_up(at(1))
+    assert account.true_length(1, 35) == 30

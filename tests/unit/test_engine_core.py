@@ -54,6 +54,10 @@ class FakeRelease:
         self.last_position_waits = False
         self.worker_refusal: Refusal | None = None
         self.measure_error: Exception | None = None
+        self.limits: tuple[int, int] | None = None
+        self.ahead_error: Exception | None = None
+        self.read_error: Exception | None = None
+        self.released_rows: list[int] = []
         self.tp_size = 1
         self.free = 100.0
         self.broadcasts: list = []
@@ -133,6 +137,24 @@ class FakeRelease:
             return SECONDS[mode] * requests
 
         yield SimpleNamespace(requests=requests, context_tokens=context_tokens, seconds_a_step=seconds_a_step)
+
+    def backlog_limits(self, runtime):
+        return self.limits
+
+    def prefill_size(self, batch):
+        return batch.prefill_tokens and (batch.prefill_tokens, batch.requests)
+
+    def run_prefill_ahead_of_draft(self, worker, runtime, batch, publish):
+        self.ran.append("prefill ahead")
+        if self.ahead_error:
+            raise self.ahead_error
+        return "prefilled ahead", f"prompts of {batch.first_row}", batch.lengths - 1
+
+    def read_prompts(self, worker, runtime, prompts, released_rows):
+        self.ran.append(f"read {', '.join(prompts)}")
+        self.released_rows = list(released_rows)
+        if self.read_error:
+            raise self.read_error
 
     def rows_in_all(self, worker):
         return 64
@@ -217,8 +239,9 @@ class FakeRelease:
         return reporter(snapshot, on_fault) if reporter else None
 
 
-def make_engine(settings: Settings, *, built: bool = True) -> AdaptiveEngine:
+def make_engine(settings: Settings, *, built: bool = True, limits: tuple[int, int] | None = None) -> AdaptiveEngine:
     release = FakeRelease()
+    release.limits = limits
     engine = release.engine = AdaptiveEngine(settings, release, server_args=None)
     if built:
         engine.build(worker=None)
@@ -235,6 +258,8 @@ def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
         output_tokens=0,
         has_grammar=False,
         claimed=False,
+        prefill_tokens=None,
+        first_row=0,
     )
 
 
@@ -715,9 +740,9 @@ def test_a_snapshot_without_plain_graphs_says_so():
 CHUNK = 4
 
 
-def flipping_engine(period_steps: int) -> AdaptiveEngine:
+def flipping_engine(period_steps: int, limits: tuple[int, int] | None = None) -> AdaptiveEngine:
     settings = Settings(policy="alternate", alternate_period_steps=period_steps, catch_up_tokens=CHUNK)
-    engine = make_engine(settings)
+    engine = make_engine(settings, limits=limits)
     for _ in range(period_steps):
         step(engine)
     assert engine.release.ran == ["sglang"] * period_steps
@@ -777,6 +802,98 @@ def test_a_prefill_leaves_nothing_waiting_in_its_rows():
     engine.release.ran.clear()
     grow(engine, 2, length)
     assert engine.release.caught_up == [([FIRST_LENGTH + 2] * 2, [1, 1])]
+
+
+# --- prompts that the draft reads later ------------------------------------------------------------------
+
+
+def plain_engine() -> AdaptiveEngine:
+    """In plain mode for the next steps, with room for prompts of 12 tokens or 4 requests."""
+    engine = flipping_engine(3, limits=(12, 4))
+    prepare(engine, make_batch())
+    assert engine.controller.mode is Mode.PLAIN
+    return engine
+
+
+def prefill(engine: AdaptiveEngine, tokens: int, requests: int = 1, first_row: int = 0) -> object:
+    batch = make_batch(requests, decode=False)
+    batch.prefill_tokens, batch.first_row = tokens, first_row
+    return run(engine, batch)
+
+
+def test_prompts_of_plain_mode_wait_until_the_draft_drafts():
+    engine = plain_engine()
+    assert prefill(engine, 3, requests=2) == "prefilled ahead"
+    assert prefill(engine, 4, first_row=2) == "prefilled ahead"
+    grow(engine, 3)
+    drafted = ["read prompts of 0, prompts of 2", "catch up for draft input", "sglang"]
+    assert engine.release.ran == ["prefill ahead"] * 2 + ["plain decode"] * 2 + drafted
+    # From the prompt's last position on: it takes a whole forward to draft from it.
+    assert engine.release.caught_up == [([FIRST_LENGTH - 1] * 2, [3, 3])]
+    assert engine.snapshot()["deferred_prompts"] == 3
+    assert faults(engine) == {}
+
+
+def test_a_request_that_decodes_no_plain_step_is_drafted_from_its_prompts_last_position():
+    engine = plain_engine()
+    grow(engine, 2)
+    prefill(engine, 3, requests=2)
+    engine.use({"policy": "spec"})
+    engine.release.ran.clear()
+    grow(engine, 1)
+    assert engine.release.ran == ["read prompts of 0", "catch up for draft input", "sglang"]
+    assert engine.release.caught_up == [([FIRST_LENGTH - 1] * 2, [1, 1])]
+
+
+@pytest.mark.parametrize(("tokens", "requests"), [(6, 1), (2, 2)])
+def test_a_full_backlog_is_read_first(tokens, requests):
+    engine = plain_engine()
+    for _ in range(3):
+        prefill(engine, tokens, requests)
+    assert engine.release.ran == ["prefill ahead"] * 2 + ["read prompts of 0, prompts of 0", "prefill ahead"]
+
+
+@pytest.mark.parametrize("tokens", [7, None])
+def test_a_long_prompt_or_a_batch_of_another_kind_is_read_at_once(tokens):
+    engine = plain_engine()
+    prefill(engine, 3)
+    prefill(engine, tokens)
+    assert engine.release.ran == ["prefill ahead", "read prompts of 0", "sglang"]
+
+
+@pytest.mark.parametrize("settings", [THRESHOLD, SPEC])
+def test_while_the_server_speculates_no_prompt_waits(settings):
+    engine = make_engine(settings, limits=(12, 4))
+    prefill(engine, 3)
+    assert engine.release.ran == ["sglang"]
+
+
+def test_what_a_leaving_request_puts_into_the_radix_cache_is_read_by_the_next_forward():
+    engine = plain_engine()
+    prefill(engine, 3, requests=2)
+    engine.before_release(leaving(1, FIRST_LENGTH))
+    assert engine.release.ran == ["prefill ahead"], "results are processed beside a forward that may be under way"
+    grow(engine, 1)
+    assert engine.release.ran == ["prefill ahead", "read prompts of 0", "plain decode"]
+    assert engine.release.released_rows == [1]
+
+
+def test_a_prefill_that_fails_ahead_of_the_draft_is_sglangs():
+    engine = plain_engine()
+    engine.release.ahead_error = RuntimeError("injected")
+    prefill(engine, 3)
+    assert engine.release.ran == ["prefill ahead", "sglang"]
+    assert faults(engine) == {Fault.PLAIN_STEP: 1}
+    assert engine._ledger.true_length(0, 50) == 50
+
+
+def test_prompts_that_the_draft_can_not_read_cost_acceptance_and_no_request():
+    engine = plain_engine()
+    engine.release.read_error = RuntimeError("injected")
+    prefill(engine, 3, requests=2)
+    grow(engine, 3)
+    assert engine.release.ran[-1] == "sglang"
+    assert faults(engine) == {Fault.CATCH_UP: 1}
 
 
 def test_a_leaving_request_keeps_what_the_draft_has_seen():
