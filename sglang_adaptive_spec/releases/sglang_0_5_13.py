@@ -9,6 +9,9 @@ from typing import Any
 from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENTS,
+    BATCH,
+    PROMPT_FIELDS,
+    PROMPT_FUNCTIONS,
     RUNNER,
     WAR_BARRIER,
     attributes,
@@ -21,9 +24,11 @@ _RUNNER_FOLDER = "sglang.srt.model_executor.runner."
 _LATER_ARGUMENTS = "cuda_graph_config max_prefill_buffer_tokens speculative_use_rejection_sampling"
 _LATER_ATTRIBUTES = {
     *attributes({ARGUMENTS: f"{_LATER_ARGUMENTS} _cuda_graph_config_locked"}),
+    *attributes({BATCH: PROMPT_FIELDS}),
     *attributes({RUNNER: "decode_cuda_graph_runner prefill_cuda_graph_runner war_fastpath_read_done_event"}),
 }
 _LATER_FUNCTIONS = {
+    *PROMPT_FUNCTIONS,
     WAR_BARRIER,
     f"{ARGUMENTS}._generate_decode_cuda_graph_batch_sizes",
     f"{ARGUMENTS}._parse_cuda_graph_config",
@@ -39,6 +44,7 @@ class Sglang0513(Sglang0514):
 
     decode_graphs = "graph_runner"
     prefill_graphs = "piecewise_cuda_graph_runner"
+    prompts_may_wait = False
     reads: tuple[str, ...] = (
         *(e for e in Sglang0514.reads if e not in _LATER_ATTRIBUTES and not e.startswith(_RUNNER_FOLDER)),
         *attributes(

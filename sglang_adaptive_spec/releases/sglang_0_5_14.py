@@ -31,8 +31,9 @@ from sglang_adaptive_spec.releases.reads import (
     BATCH,
     DRAFT_INPUT,
     DRAFT_WORKER,
-    EAGLE_UTILS,
     GRAPH_SIZES,
+    PROMPT_FIELDS,
+    PROMPT_FUNCTIONS,
     READS,
     RECAPTURES,
     RELIES_ON,
@@ -131,8 +132,7 @@ class Sglang0514:
         READS,
         {
             ARGUMENTS: f"{SERVER_ARGUMENTS} {ARGUMENT_METHODS} _cuda_graph_config_locked",
-            BATCH: "capture_hidden_mode chunked_req chunked_req_next_prompt_token extend_logprob_start_lens "
-            "multimodal_inputs orig_seq_lens prefix_lens",
+            BATCH: f"capture_hidden_mode {PROMPT_FIELDS}",
             REQUEST: "kv_committed_len req_pool_idx",
             SET_STATE_OUTPUT: "server_args",
             RUNNER: "mambaish_config tp_group war_fastpath_read_done_event",
@@ -148,11 +148,10 @@ class Sglang0514:
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
-        f"{DRAFT_WORKER}._draft_extend_for_prefill",
-        f"{EAGLE_UTILS}:_eagle_prefill_tail_tokens",
+        *PROMPT_FUNCTIONS,
     )
     prompts_may_wait: bool = True
-    """Whether the draft's reading of a prompt may wait; unproven on the releases after this one."""
+    """Whether the draft's reading of a prompt may wait; not proven on other releases."""
 
     @property
     def patches(self) -> tuple[Patch, ...]:
@@ -592,11 +591,8 @@ class Sglang0514:
         runner = draft.draft_runner
         batch, hidden, tails = merged(prompts, worker.req_to_token_pool.req_to_token, released_rows)
         setattr(runner, self._read_done_event(runner), None)
-        with (
-            self._draft_contexts(draft),
-            swapped(runner, attn_backend=sync.keys_only, prefill_cuda_graph_runner=None),
-            suppress(KeysWritten),
-        ):
+        eager = swapped(runner, **{"attn_backend": sync.keys_only, self.prefill_graphs: None})
+        with self._draft_contexts(draft), eager, suppress(KeysWritten):
             draft._draft_extend_for_prefill(batch, hidden, tails)
 
     def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
