@@ -560,9 +560,7 @@ class Sglang0514:
         return min(_BACKLOG_TOKENS, sync.launch_tokens), min(_BACKLOG_REQUESTS, sync.most_requests)
 
     def prefill_size(self, batch: Any) -> tuple[int, int] | None:
-        from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-        if batch.forward_mode != ForwardMode.EXTEND:
+        if batch.forward_mode.name != "EXTEND":  # one mixed with decode steps is not
             return None
         return sum(batch.extend_lens), len(batch.reqs)
 
