@@ -145,7 +145,9 @@ class WithoutModel(Sglang0514):
         sync = None
         if catch_up_tokens is not None:
             ring = HiddenRing(self.rows_in_all(worker), catch_up_tokens, HIDDEN_SIZE, torch.bfloat16, worker.device)
-            sync = DraftSync(None, ring, keys_only=None, launch_tokens=8192, context_tokens=CONTEXT_TOKENS)
+            sync = DraftSync(
+                None, ring, keys_only=None, launch_tokens=8192, most_requests=256, context_tokens=CONTEXT_TOKENS
+            )
         return PlainRuntime("backend", "graphs", sync, 0.0, 0.0, 0.0, graph_sizes=())
 
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
