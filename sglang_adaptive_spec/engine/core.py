@@ -81,6 +81,7 @@ class AdaptiveEngine:
         self.measure_seconds = 0.0
         self._measuring = False
         self._context_tokens = self._context_requests = self._context_age_steps = 0
+        self._worker: Any = None
         self._setup: dict[str, Any] = {}
         self._most_requests: int | None = None
         self._spec_graph_sizes: tuple[int, ...] = ()
@@ -117,6 +118,7 @@ class AdaptiveEngine:
         saved = self._read_costs(worker)
         self.runtime = self.release.build_plain_runtime(worker, chunk_tokens)
         self._stopwatch = self.release.stopwatch(worker)
+        self._worker = worker
         limits = self.release.backlog_limits(self.runtime)
         if self._ledger is not None and limits is not None:
             self._backlog = PromptBacklog(*limits)
@@ -307,8 +309,8 @@ class AdaptiveEngine:
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
                 return self._launch_plain(worker, batch, publish)
             self._prepare_for_spec(batch, prepare)
+        self._read_backlog(worker)
         if self._ledger is not None and self._ledger.may_wait:
-            self._read_backlog(worker)
             self._before_draft(worker, batch, self._ledger)
         self._unresolved_spec_steps += 1
         launched = upstream()
@@ -426,7 +428,7 @@ class AdaptiveEngine:
         waited = self._backlog.take()
         try:
             with self._stopwatch.measuring():
-                self.release.read_prompts(worker, self.runtime, waited.prompts, waited.released_rows)
+                self.release.read_prompts(worker, self.runtime, waited.prompts, waited.left)
         except Exception as error:
             # Their requests speculate badly then, which costs acceptance, not tokens.
             self.controller.fault(Fault.CATCH_UP, "the draft could not read prompts", error)
@@ -442,8 +444,9 @@ class AdaptiveEngine:
         self._left.append(req)
         self._overshoot_tokens += self.release.overshoot_tokens(req)
         if self._ledger is not None:
-            if row is not None and self._backlog is not None:
-                self._backlog.released(row)
+            if row is not None and self._backlog is not None and self._backlog.holds(row):
+                # Results are processed beside a forward that may be under way: the next one reads it first.
+                self._backlog.leaves(row, self.release.kv_slots(self._worker, req))
             self.release.limit_committed(req, self._ledger.true_length)
 
     # --- results -----------------------------------------------------------------------------------------

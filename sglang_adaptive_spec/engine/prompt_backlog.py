@@ -11,11 +11,11 @@ class Waited(NamedTuple):
 
     Attributes:
         prompts: In the order in which they came.
-        released_rows: Rows of ``req_to_token`` whose requests have left since.
+        left: By row of ``req_to_token``, the KV slots of requests that have left since.
     """
 
     prompts: list[Any]
-    released_rows: list[int]
+    left: dict[int, Any]
 
 
 class PromptBacklog:
@@ -31,7 +31,7 @@ class PromptBacklog:
         self.most_requests = most_requests
         self._prompts: list[Any] = []
         self._rows: set[int] = set()
-        self._released: set[int] = set()
+        self._left: dict[int, Any] = {}
         self._tokens = 0
         self._requests = 0
 
@@ -41,7 +41,7 @@ class PromptBacklog:
     @property
     def is_urgent(self) -> bool:
         """Whether a request left whose prompt waits, so that the next forward may write to its KV slots."""
-        return bool(self._released)
+        return bool(self._left)
 
     def takes(self, tokens: int, requests: int) -> bool:
         """Whether a batch is small enough to wait at all: a large one keeps the device busy by itself."""
@@ -58,14 +58,21 @@ class PromptBacklog:
         self._tokens += tokens
         self._requests += len(rows)
 
-    def released(self, row: int) -> None:
-        """A request leaves. What it puts into the radix cache has to be true for the draft, too."""
-        if row in self._rows:
-            self._released.add(row)
+    def holds(self, row: int) -> bool:
+        """Whether the prompt of the request in this row waits, and the request has not left."""
+        return row in self._rows and row not in self._left
+
+    def leaves(self, row: int, slots: Any) -> None:
+        """A request leaves. What it puts into the radix cache has to be true for the draft, too.
+
+        Args:
+            slots: Its KV slots as they are now: the row may tell of another request by the time this is read.
+        """
+        self._left[row] = slots
 
     def take(self) -> Waited:
         """Everything that waits; nothing does any more."""
-        waited = Waited(self._prompts, sorted(self._released))
-        self._prompts, self._rows, self._released = [], set(), set()
+        waited = Waited(self._prompts, self._left)
+        self._prompts, self._rows, self._left = [], set(), {}
         self._tokens = self._requests = 0
         return waited

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -234,13 +234,14 @@ class Release(Protocol):
             request, ``[batch]`` int64 on the CPU, -1 where more of its prompt is to come.
         """
 
-    def read_prompts(
-        self, worker: Any, runtime: PlainRuntime, prompts: Sequence[Any], released_rows: Sequence[int]
-    ) -> None:
+    def kv_slots(self, worker: Any, req: Any) -> Any:
+        """A leaving request's KV slots as far as its committed length, ``[tokens]`` on the device."""
+
+    def read_prompts(self, worker: Any, runtime: PlainRuntime, prompts: Sequence[Any], left: Mapping[int, Any]) -> None:
         """Let the draft read what was prefilled ahead of it.
 
         Args:
-            released_rows: Of requests that left since the last forward; their KV slots are as they were all the same.
+            left: By row, the KV slots of requests that left since the last forward.
         """
 
     def positions(self, batch: Any) -> Any:

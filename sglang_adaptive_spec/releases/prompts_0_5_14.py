@@ -6,7 +6,7 @@ nobody waits for what it gives, so it can wait until there are many.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -26,11 +26,18 @@ class Prompts:
         batch: A copy of SGLang's batch as it was prefilled.
         hidden: The target's states that the draft reads, ``[tokens, hidden_size]``.
         tails: The token after each request's last position, ``[batch]``.
+        rows: The requests' rows of ``req_to_token``.
     """
 
     batch: Any
     hidden: Any
     tails: Any
+    rows: list[int]
+
+    @classmethod
+    def of(cls, batch: Any, hidden: torch.Tensor, tails: Any, rows: torch.Tensor) -> Prompts:
+        """A kept batch with a copy of its states: a prefill's graph gives a view of what its next replay overwrites."""
+        return cls(batch, hidden.clone(), tails, rows.tolist())
 
 
 def keep(batch: Any, copied: Any) -> Any:
@@ -40,15 +47,22 @@ def keep(batch: Any, copied: Any) -> Any:
         batch: SGLang's batch, about to be prefilled.
         copied: A shallow copy of it.
     """
-    # Counted up in place by the decode steps to come.
-    for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens"):
+    # Lengths are counted up in place by the decode steps to come. The others belong to the scheduler's stream, which
+    # may use their memory anew once it has let go of them; and slots are a view of all that were free.
+    for name in _DEVICE_FIELDS:
         setattr(copied, name, getattr(batch, name).clone())
+    copied.sampling_info = None
     copied.reqs = list(batch.reqs)
     return copied
 
 
+def slots_of_row(req_to_token: torch.Tensor, row: int, length: int) -> torch.Tensor:
+    """A copy of a row's first KV slots, ``[length]``."""
+    return req_to_token[row, :length].clone()
+
+
 def merged(
-    prompts: Sequence[Prompts], req_to_token: torch.Tensor, released_rows: Sequence[int]
+    prompts: Sequence[Prompts], req_to_token: torch.Tensor, left: Mapping[int, torch.Tensor]
 ) -> tuple[Any, torch.Tensor, torch.Tensor]:
     """All prompts as one batch, with their states and tails.
 
@@ -56,8 +70,8 @@ def merged(
     slot 0, SGLang's own place for padding: somebody else may have written to it by now.
 
     Args:
-        released_rows: Their requests left since the last forward. ``req_to_token`` may already tell of others there,
-            but nobody has written to their slots yet.
+        left: By row, the slots of requests that left since the last forward. ``req_to_token`` may already tell of
+            others there.
     """
     batches = [each.batch for each in prompts]
     batch = batches[-1]
@@ -69,18 +83,31 @@ def merged(
     batch.extend_num_tokens = sum(batch.extend_lens)
     batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
     # Nobody samples from this forward, and nobody is told of logprobs.
-    batch.sampling_info = batch.chunked_req_next_prompt_token = None
+    batch.chunked_req_next_prompt_token = None
     batch.return_logprob = False
-    device = batch.input_ids.device
-    # Non-blocking throughout: nobody waits for the device here.
-    lengths = torch.tensor(batch.extend_lens).to(device, non_blocking=True)
-    starts = batch.seq_lens - lengths
-    offsets = torch.arange(batch.extend_num_tokens, device=device)
-    first_tokens = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=batch.extend_num_tokens)
-    positions = torch.repeat_interleave(starts, lengths, output_size=batch.extend_num_tokens) + offsets - first_tokens
-    rows = torch.repeat_interleave(batch.req_pool_indices, lengths, output_size=batch.extend_num_tokens)
-    still_theirs = req_to_token[rows, positions] == batch.out_cache_loc
-    if released_rows:
-        still_theirs |= torch.isin(rows, torch.tensor(released_rows).to(device, non_blocking=True))
-    batch.out_cache_loc = torch.where(still_theirs, batch.out_cache_loc, 0)
+    theirs = _slots_by_now(batch, req_to_token, list(chain(*(each.rows for each in prompts))), left)
+    batch.out_cache_loc = torch.where(theirs == batch.out_cache_loc, batch.out_cache_loc, 0)
     return batch, torch.cat([each.hidden for each in prompts]), torch.cat([each.tails for each in prompts])
+
+
+def _slots_by_now(
+    batch: Any, req_to_token: torch.Tensor, rows: Sequence[int], left: Mapping[int, torch.Tensor]
+) -> torch.Tensor:
+    """The KV slots of a merged batch's positions, ``[tokens]``; -1 behind the end of a request that left."""
+    device, tokens = batch.input_ids.device, batch.extend_num_tokens
+    # Non-blocking: nobody waits for the device here.
+    lengths = torch.tensor(batch.extend_lens).to(device, non_blocking=True)
+    first_tokens = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=tokens)
+    starts = torch.repeat_interleave(batch.seq_lens - lengths, lengths, output_size=tokens)
+    positions = starts + torch.arange(tokens, device=device) - first_tokens
+    slots = req_to_token[torch.repeat_interleave(batch.req_pool_indices, lengths, output_size=tokens), positions]
+    at = 0
+    for row, start, length in zip(rows, batch.prefix_lens, batch.extend_lens, strict=True):
+        if row in left:
+            if slots.is_cuda:  # made on the scheduler's stream
+                left[row].record_stream(torch.cuda.current_stream())
+            kept = left[row][start : start + length]
+            slots[at : at + len(kept)] = kept
+            slots[at + len(kept) : at + length] = -1
+        at += length
+    return slots

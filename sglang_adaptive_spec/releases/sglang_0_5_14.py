@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
 from sglang_adaptive_spec.releases.keys_only import KeysOnlyBackend, KeysWritten, attention_layers
-from sglang_adaptive_spec.releases.prompts_0_5_14 import Prompts, keep, merged
+from sglang_adaptive_spec.releases.prompts_0_5_14 import Prompts, keep, merged, slots_of_row
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENT_METHODS,
     ARGUMENTS,
@@ -562,6 +562,8 @@ class Sglang0514:
     def prefill_size(self, batch: Any) -> tuple[int, int] | None:
         if batch.forward_mode.name != "EXTEND":  # one mixed with decode steps is not
             return None
+        if batch.input_embeds is not None or batch.replace_embeds is not None:
+            return None
         return sum(batch.extend_lens), len(batch.reqs)
 
     def run_prefill_ahead_of_draft(
@@ -573,7 +575,7 @@ class Sglang0514:
         kept = keep(batch, _shallow_copy(batch))
         result = self._undrafted(worker, batch, publish, self._run_target(worker, batch, _hidden_mode(full=True)))
         hidden = result.logits_output.hidden_states
-        prompts = Prompts(kept, hidden, _eagle_prefill_tail_tokens(batch, result.next_token_ids))
+        prompts = Prompts.of(kept, hidden, _eagle_prefill_tail_tokens(batch, result.next_token_ids), self.rows(batch))
         # Where a request will be drafted from: the switch needs a whole forward of that position.
         ends = (torch.tensor(list(accumulate(kept.extend_lens))) - 1).to(hidden.device, non_blocking=True)
         sync.ring.store(kept.req_pool_indices, kept.seq_lens - 1, hidden[ends], result.next_token_ids)
@@ -581,13 +583,15 @@ class Sglang0514:
         last = torch.where(torch.tensor(goes_on), -1, kept.seq_lens_cpu - 1)
         return result, prompts, last
 
-    def read_prompts(
-        self, worker: Any, runtime: PlainRuntime, prompts: Sequence[Any], released_rows: Sequence[int]
-    ) -> None:
+    def kv_slots(self, worker: Any, req: Any) -> Any:
+        kv = self._kv(req)
+        return slots_of_row(worker.req_to_token_pool.req_to_token, kv.req_pool_idx, kv.kv_committed_len)
+
+    def read_prompts(self, worker: Any, runtime: PlainRuntime, prompts: Sequence[Any], left: Mapping[int, Any]) -> None:
         sync: Any = runtime.draft_sync
         draft = worker.draft_worker
         runner = draft.draft_runner
-        batch, hidden, tails = merged(prompts, worker.req_to_token_pool.req_to_token, released_rows)
+        batch, hidden, tails = merged(prompts, worker.req_to_token_pool.req_to_token, left)
         setattr(runner, self._read_done_event(runner), None)
         eager = swapped(runner, **{"attn_backend": sync.keys_only, self.prefill_graphs: None})
         with self._draft_contexts(draft), eager, suppress(KeysWritten):

@@ -51,8 +51,8 @@ def register():
             each[slots] = 7.0
         return answer
 
-    def read_all(self, worker, runtime, prompts, released_rows):
-        read(self, worker, runtime, prompts, released_rows)
+    def read_all(self, worker, runtime, prompts, left):
+        read(self, worker, runtime, prompts, left)
         for slots, before in wanted:
             off = max(float((a - b[slots]).abs().max()) for a, b in zip(before, states(worker)))
             print(f"witness: {len(slots)} positions off by {off:.1e}", flush=True)

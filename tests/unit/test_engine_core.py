@@ -57,7 +57,7 @@ class FakeRelease:
         self.limits: tuple[int, int] | None = None
         self.ahead_error: Exception | None = None
         self.read_error: Exception | None = None
-        self.released_rows: list[int] = []
+        self.left: dict[int, str] = {}
         self.tp_size = 1
         self.free = 100.0
         self.broadcasts: list = []
@@ -150,9 +150,12 @@ class FakeRelease:
             raise self.ahead_error
         return "prefilled ahead", f"prompts of {batch.first_row}", batch.lengths - 1
 
-    def read_prompts(self, worker, runtime, prompts, released_rows):
+    def kv_slots(self, worker, req):
+        return f"slots of {req.row}"
+
+    def read_prompts(self, worker, runtime, prompts, left):
         self.ran.append(f"read {', '.join(prompts)}")
-        self.released_rows = list(released_rows)
+        self.left = dict(left)
         if self.read_error:
             raise self.read_error
 
@@ -845,6 +848,16 @@ def test_a_request_that_decodes_no_plain_step_is_drafted_from_its_prompts_last_p
     assert engine.release.caught_up == [([FIRST_LENGTH - 1] * 2, [1, 1])]
 
 
+def test_prompts_are_read_before_drafting_even_where_no_position_waits_any_more():
+    engine = plain_engine()
+    prefill(engine, 3, requests=2)
+    engine._ledger.give_up(torch.arange(2))
+    engine.use({"policy": "spec"})
+    engine.release.ran.clear()
+    grow(engine, 1)
+    assert engine.release.ran == ["read prompts of 0", "sglang"]
+
+
 @pytest.mark.parametrize(("tokens", "requests"), [(6, 1), (2, 2)])
 def test_a_full_backlog_is_read_first(tokens, requests):
     engine = plain_engine()
@@ -875,7 +888,7 @@ def test_what_a_leaving_request_puts_into_the_radix_cache_is_read_by_the_next_fo
     assert engine.release.ran == ["prefill ahead"], "results are processed beside a forward that may be under way"
     grow(engine, 1)
     assert engine.release.ran == ["prefill ahead", "read prompts of 0", "plain decode"]
-    assert engine.release.released_rows == [1]
+    assert engine.release.left == {1: "slots of 1"}
 
 
 def test_a_prefill_that_fails_ahead_of_the_draft_is_sglangs():

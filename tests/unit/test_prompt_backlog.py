@@ -27,11 +27,12 @@ def test_a_batch_of_half_of_it_or_less_waits():
 def test_it_is_urgent_once_a_request_left_whose_prompt_waits():
     backlog = PromptBacklog(most_tokens=100, most_requests=3)
     backlog.add("a", [4, 5], 60)
-    backlog.released(7)
+    assert [backlog.holds(row) for row in (4, 5, 7)] == [True, True, False]
     assert not backlog.is_urgent
-    backlog.released(5)
+    backlog.leaves(5, "its slots")
     assert backlog.is_urgent
-    assert backlog.take() == (["a"], [5])
+    assert not backlog.holds(5), "the row may be another request's from now on"
+    assert backlog.take() == (["a"], {5: "its slots"})
     assert not backlog
     assert not backlog.is_urgent
     assert backlog.has_room(100, 3)
@@ -61,11 +62,11 @@ def prompts(rows: list[int], prefix: list[int], lengths: list[int], state: float
         return_logprob=True,
     )
     tokens = sum(lengths)
-    return Prompts(batch, torch.full((tokens, 2), state), torch.tensor(rows))
+    return Prompts(batch, torch.full((tokens, 2), state), torch.tensor(rows), rows)
 
 
 def test_prompts_become_one_batch():
-    batch, hidden, tails = merged([prompts([0, 1], [0, 4], [3, 2], 1.0), prompts([2], [5], [4], 2.0)], REQ_TO_TOKEN, [])
+    batch, hidden, tails = merged([prompts([0, 1], [0, 4], [3, 2], 1.0), prompts([2], [5], [4], 2.0)], REQ_TO_TOKEN, {})
     assert batch.reqs == ["request 0", "request 1", "request 2"]
     assert (batch.extend_lens, batch.prefix_lens) == ([3, 2, 4], [0, 4, 5])
     assert (batch.extend_num_tokens, batch.seq_lens_sum) == (9, 3 + 6 + 9)
@@ -74,7 +75,6 @@ def test_prompts_become_one_batch():
     assert (batch.input_ids - 1000).tolist() == batch.out_cache_loc.tolist()
     assert hidden[:, 0].tolist() == [1.0] * 5 + [2.0] * 4
     assert tails.tolist() == [0, 1, 2]
-    assert batch.sampling_info is None
     assert batch.chunked_req_next_prompt_token is None
     assert not batch.return_logprob
 
@@ -83,16 +83,20 @@ def test_a_slot_that_was_given_back_is_written_to_no_more():
     changed = REQ_TO_TOKEN.clone()
     changed[0, 1] = 777  # the radix cache held this position already
     changed[2, :] = 888  # left, and somebody else has the row by now
-    waiting = [prompts([0], [0], [3], 1.0), prompts([2], [5], [2], 2.0)]
-    assert merged(waiting, changed, [2])[0].out_cache_loc.tolist() == [100, 0, 102, 145, 146]
+    waiting = [prompts([0], [0], [3], 1.0), prompts([2], [5], [3], 2.0)]
+    # Before it left, position 6 had become the radix cache's, and its last position was not committed.
+    left = {2: torch.cat([REQ_TO_TOKEN[2, :6], torch.tensor([999])])}
+    assert merged(waiting, changed, left)[0].out_cache_loc.tolist() == [100, 0, 102, 145, 0, 0]
 
 
 def test_what_is_kept_does_not_change_with_the_batch():
     batch = prompts([0, 1], [0, 4], [3, 2], 1.0).batch
     kept = keep(batch, SimpleNamespace(**vars(batch)))
-    for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens"):
+    for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens", "out_cache_loc", "req_pool_indices", "input_ids"):
         getattr(batch, name).add_(1)
     batch.reqs.clear()
     assert kept.seq_lens.tolist() == kept.seq_lens_cpu.tolist() == [3, 6]
     assert kept.orig_seq_lens.tolist() == [3, 2]
+    assert kept.out_cache_loc.tolist() == [100, 101, 102, 124, 125]
     assert len(kept.reqs) == 2
+    assert kept.sampling_info is None
