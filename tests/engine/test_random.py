@@ -177,7 +177,7 @@ COMMON = {
 @pytest.mark.supports(
     "Allocation and cache", "a pool that is full, real retraction", "a switch that finds no slots", since="0.1.0"
 )
-@settings(max_examples=7, phases=[Phase.explicit, Phase.generate], **COMMON)
+@settings(max_examples=4, phases=[Phase.explicit, Phase.generate], **COMMON)
 @example(script=CROWD)
 @given(script=scripts)
 def test_random_scripts_change_no_token(script: Script, one_layout: LongLived, reference: Reference) -> None:
