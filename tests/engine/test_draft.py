@@ -140,6 +140,7 @@ def test_weights_can_be_updated_between_flips(
     assert server.used_tokens() == 0
 
 
+@pytest.mark.soak
 def test_without_the_catch_up_acceptance_is_lost(tmp_path: Path) -> None:
     """What the tests above would say if nothing kept the draft true."""
     env = install(tmp_path / "saboteur", NEVER_CATCHES_UP)
