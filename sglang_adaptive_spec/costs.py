@@ -131,7 +131,7 @@ class StepCosts:
         if not 0.0 < seconds < _LONGEST_STEP_SECONDS:  # false for NaN, too
             return
         key = self.bucket(mode, requests), self.context_class(context_tokens)
-        cell = self._cells[mode].get(key) or self._cell(mode, key)
+        cell = self._cell(mode, key)
         self._samples += 1
         cell.window.append(seconds)
         if len(cell.window) == BLOCK_STEPS:
@@ -205,13 +205,10 @@ class StepCosts:
         known = self._known[mode]
         if not known:
             return None
-        seconds, inside = self._along(mode, bucket, context)
-        if inside:
-            return Estimate(seconds, self._doubt(mode, _DERIVED_DOUBT), "derived")
-        line = self._across(mode, bucket, context)
-        if line is not None:
-            seconds, inside = line
-            return Estimate(seconds, self._doubt(mode, _DERIVED_DOUBT if inside else _TRANSFERRED_DOUBT), "derived")
+        at = self._at(mode, bucket, context)
+        if at is not None:
+            seconds, between = at
+            return Estimate(seconds, self._doubt(mode, _DERIVED_DOUBT if between else _TRANSFERRED_DOUBT), "derived")
         home = max(known, key=lambda c: (len(known[c]), -c))
         base, inside = self._along(mode, bucket, home)
         if not inside:
@@ -256,16 +253,13 @@ class StepCosts:
         for _, whose, at in sorted(places):
             there, here = (self._at(whose, at, each) for each in (context, home))
             if there is not None and here is not None:
-                return there - here
+                return there[0] - here[0]
         return 0.0
 
-    def _at(self, mode: Mode, bucket: int, context: int) -> float | None:
-        """Seconds measured, between measurements or on a line through them; None where a mode has none of these."""
+    def _at(self, mode: Mode, bucket: int, context: int) -> tuple[float, bool] | None:
+        """Seconds between measurements or on a line beyond them, and which; None where a mode has neither."""
         seconds, inside = self._along(mode, bucket, context)
-        if inside:
-            return seconds
-        line = self._across(mode, bucket, context)
-        return line and line[0]
+        return (seconds, True) if inside else self._across(mode, bucket, context)
 
     def _growth(self, mode: Mode, start: int, bucket: int, context: int) -> float:
         """Seconds that a mode takes longer for one bucket than for another; 0 where it does not know both."""

@@ -390,29 +390,26 @@ class AdaptiveEngine:
         """Prefill, and let the draft read the prompt: in plain mode later on, many prompts at once."""
         rows, backlog = self.release.rows(batch), self._backlog
         size = self.release.prefill_size(batch) if backlog is not None and self._stays_plain else None
-        if backlog is None or size is None or not backlog.takes(*size):
-            # What the draft now reads may follow on what waits.
-            self._read_backlog(worker)
-            prefilled = upstream()
-            ledger.prefilled(rows)
-            return prefilled
-        assert self.runtime is not None, "there is a backlog"
-        if not backlog.has_room(*size):
-            self._read_backlog(worker)
-        try:
-            result, prompts, last_positions = self.release.run_prefill_ahead_of_draft(
-                worker, self.runtime, batch, publish
-            )
-        except Exception as error:
-            self.controller.fault(Fault.PLAIN_STEP, "a prefill ahead of the draft failed", error)
-            self._read_backlog(worker)
-            prefilled = upstream()
-            ledger.prefilled(rows)
-            return prefilled
-        backlog.add(prompts, rows.tolist(), size[0])
-        ledger.prefilled_plainly(rows, last_positions)
-        self.deferred_prompts += size[1]
-        return result
+        if backlog is not None and size is not None and backlog.takes(*size):
+            assert self.runtime is not None, "there is a backlog"
+            if not backlog.has_room(*size):
+                self._read_backlog(worker)
+            try:
+                result, prompts, last_positions = self.release.run_prefill_ahead_of_draft(
+                    worker, self.runtime, batch, publish
+                )
+            except Exception as error:
+                self.controller.fault(Fault.PLAIN_STEP, "a prefill ahead of the draft failed", error)
+            else:
+                backlog.add(prompts, rows.tolist(), size[0])
+                ledger.prefilled_plainly(rows, last_positions)
+                self.deferred_prompts += size[1]
+                return result
+        # What the draft now reads may follow on what waits.
+        self._read_backlog(worker)
+        prefilled = upstream()
+        ledger.prefilled(rows)
+        return prefilled
 
     @property
     def _stays_plain(self) -> bool:

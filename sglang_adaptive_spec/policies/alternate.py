@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation, Switching, Uninformed
+from sglang_adaptive_spec.policies.base import STEADY, Observation, Switching, Uninformed
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,6 @@ class AlternatePolicy(Switching, Uninformed):
 
     def decide(self, seen: Observation) -> Decision:
         if seen.steps_in_mode < self.period_steps:
-            return Decision(seen.mode, Reason.STEADY)
+            return STEADY[seen.mode]
         other = Mode.PLAIN if seen.mode is Mode.SPEC else Mode.SPEC
         return Decision(other, Reason.FORCED)

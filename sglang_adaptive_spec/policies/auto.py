@@ -10,7 +10,7 @@ from typing import Any
 from sglang_adaptive_spec.acceptance import AcceptLength
 from sglang_adaptive_spec.costs import Estimate, StepCosts
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation, Switching
+from sglang_adaptive_spec.policies.base import DWELL, STEADY, Observation, Switching
 
 _HYSTERESIS = 0.02
 """Goodput that the other mode must gain, relative; the standard error of the accept length comes on top."""
@@ -43,8 +43,6 @@ _BUDGET_START_STEPS, _BUDGET_MOST_STEPS = 24.0, 32.0
 _RESERVE_STEPS = 8.0
 """Of the budget, kept for when the load or the workload changes."""
 
-_STEADY = {mode: Decision(mode, Reason.STEADY) for mode in Mode}
-_DWELL = {mode: Decision(mode, Reason.DWELL) for mode in Mode}
 _PROBE = {mode: Decision(mode, Reason.PROBE) for mode in Mode}
 _FASTER = {
     Mode.SPEC: Decision(Mode.SPEC, Reason.SPEC_FASTER),
@@ -207,7 +205,7 @@ class AutoPolicy(Switching):
         self._budget_steps = min(self._budget_steps + _BUDGET_SHARE, _BUDGET_MOST_STEPS)
         if self.max_spec_requests is not None and requests > self.max_spec_requests:
             # No dwell either: a step without a graph is slower than any switch.
-            return self._leave(mode, Reason.NO_SPEC_GRAPH) if mode is Mode.SPEC else _STEADY[mode]
+            return self._leave(mode, Reason.NO_SPEC_GRAPH) if mode is Mode.SPEC else STEADY[mode]
         gain = self._gain_of_leaving(mode)
         if gain is not None:
             self._lost_steps = max(0.0, self._lost_steps + gain - 1)
@@ -215,12 +213,12 @@ class AutoPolicy(Switching):
         if self._probe is not None:
             return self._judge(self._probe, seen, gain)
         if seen.steps_in_mode < self.min_dwell_steps:
-            return _DWELL[mode]
+            return DWELL[mode]
         if self._lost_steps and gain is not None and gain > self._bar() and self._lost_steps > self._bar_steps(mode):
             return self._leave(mode, _FASTER[mode.other].reason)
         if self._step >= self._returns[mode.other].at_step:
             return self._try_other(mode, gain)
-        return _STEADY[mode]
+        return STEADY[mode]
 
     def _look(self, requests: int, context_tokens: int) -> None:
         view, costs = self._view, self.costs
@@ -288,7 +286,7 @@ class AutoPolicy(Switching):
         budget_steps = self._budget_steps - (0.0 if self._returns[other].changed else _RESERVE_STEPS)
         if not self._may_win(other, gain) or self._probe_steps(mode, _LEAST_PROBE_STEPS, gain) > budget_steps:
             self._returns[other].at_step = self._step + _IMPLAUSIBLE_WAIT_STEPS
-            return _STEADY[mode]
+            return STEADY[mode]
         decision = self._enter(other, Reason.PROBE if known else Reason.NO_DATA)
         if other is Mode.SPEC:
             self._accept.doubt()
@@ -315,7 +313,7 @@ class AutoPolicy(Switching):
         if seen.mode is not mode:
             # Somebody else decided in between.
             self._probe = None
-            return _STEADY[seen.mode]
+            return STEADY[seen.mode]
         faster = self._verdict(probe, gain) if seen.steps_in_mode >= _LEAST_PROBE_STEPS else None
         if faster is None and seen.steps_in_mode < _MOST_PROBE_STEPS:
             return _PROBE[mode]

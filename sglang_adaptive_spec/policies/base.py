@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from sglang_adaptive_spec.modes import Decision, Mode
+from sglang_adaptive_spec.modes import Decision, Mode, Reason
+
+STEADY = {mode: Decision(mode, Reason.STEADY) for mode in Mode}
+DWELL = {mode: Decision(mode, Reason.DWELL) for mode in Mode}
+"""To stay in a mode, made once: most steps do."""
 
 
 class Observation(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
-from sglang_adaptive_spec.policies.base import Observation, Switching, Uninformed
+from sglang_adaptive_spec.policies.base import DWELL, STEADY, Observation, Switching, Uninformed
 
-_STEADY = {mode: Decision(mode, Reason.STEADY) for mode in Mode}
 _LOAD_ROSE = Decision(Mode.PLAIN, Reason.LOAD_ROSE)
 _LOAD_FELL = Decision(Mode.SPEC, Reason.LOAD_FELL)
 
@@ -27,11 +26,11 @@ class ThresholdPolicy(Switching, Uninformed):
     min_dwell_steps: int
 
     def decide(self, seen: Observation) -> Decision:
-        wanted = _STEADY[seen.mode]
+        wanted = STEADY[seen.mode]
         if seen.running_requests > self.disable_above_requests:
             wanted = _LOAD_ROSE
         elif seen.running_requests <= self.resume_at_requests:
             wanted = _LOAD_FELL
         if wanted.mode is not seen.mode and seen.steps_in_mode < self.min_dwell_steps:
-            return Decision(seen.mode, Reason.DWELL)
+            return DWELL[seen.mode]
         return wanted

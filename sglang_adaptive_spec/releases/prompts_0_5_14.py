@@ -1,7 +1,7 @@
 """Prompts that the target has read and the draft has not: kept for a while, then read by the draft all at once.
 
-SGLang's draft-extend after a prefill takes about as long to launch for one short prompt as for many. In plain mode
-nobody waits for what it gives, so it can wait until there are many.
+SGLang launches a draft-extend after each prefill, however short the prompts are. In plain mode nobody waits for what it
+gives, so it can wait until there are many.
 """
 
 from __future__ import annotations

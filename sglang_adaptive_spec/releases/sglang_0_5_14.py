@@ -463,10 +463,15 @@ class Sglang0514:
         return counts
 
     def _write_keys(self, worker: Any, sync: DraftSync, batch: Any, due: tuple[Any, Any], width: int) -> None:
-        runner = worker.draft_worker.draft_runner
-        eager = swapped(runner, **{"attn_backend": sync.keys_only, self.prefill_graphs: None})
-        with eager, suppress(KeysWritten):
+        with self._by_keys_alone(worker, sync):
             self._run_extend(worker, sync, batch, due, width)
+
+    @contextmanager
+    def _by_keys_alone(self, worker: Any, sync: DraftSync) -> Iterator[None]:
+        """Let the draft's forward end, eager, once its keys and values are written."""
+        eager = {"attn_backend": sync.keys_only, self.prefill_graphs: None}
+        with swapped(worker.draft_worker.draft_runner, **eager), suppress(KeysWritten):
+            yield
 
     def _extend_draft(
         self, worker: Any, sync: DraftSync, batch: Any, draft_input: Any, due: tuple[Any, Any], width: int
@@ -590,11 +595,10 @@ class Sglang0514:
     def read_prompts(self, worker: Any, runtime: PlainRuntime, prompts: Sequence[Any], left: Mapping[int, Any]) -> None:
         sync: Any = runtime.draft_sync
         draft = worker.draft_worker
-        runner = draft.draft_runner
         batch, hidden, tails = merged(prompts, worker.req_to_token_pool.req_to_token, left)
-        setattr(runner, self._read_done_event(runner), None)
-        eager = swapped(runner, **{"attn_backend": sync.keys_only, self.prefill_graphs: None})
-        with self._draft_contexts(draft), eager, suppress(KeysWritten):
+        # As for a catch-up: it reads the shared buffers until its end.
+        setattr(draft.draft_runner, self._read_done_event(draft.draft_runner), None)
+        with self._draft_contexts(draft), self._by_keys_alone(worker, sync):
             draft._draft_extend_for_prefill(batch, hidden, tails)
 
     def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
