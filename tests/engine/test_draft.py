@@ -130,12 +130,15 @@ def test_weights_can_be_updated_between_flips(
     server = of_another_kind
     assert server.use(policy="alternate", alternate_period_steps=3)
     path = server.client.get("/get_model_info").raise_for_status().json()["model_path"]
+    before = server.state()["steps"]
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_load, server, load)
         updated = server.client.post("/update_weights_from_disk", json={"model_path": path})
         assert updated.json()["success"], updated.text
         assert differences(load, reference, running.result()) == []
     assert differences(load, reference, run_load(server, load)) == []
+    after = server.state()["steps"]
+    assert min(after[mode] - before[mode] for mode in after) >= 6
     assert server.use(**THRESHOLD)
     assert server.used_tokens() == 0
 

@@ -233,7 +233,8 @@ def test_requests_paused_between_flips_go_on(base: Server, flipping: Server, how
     wanted = [answer["output_ids"] for answer in base.client.post("/generate", json=body).raise_for_status().json()]
     flips = {"policy": "alternate", "alternate_period_steps": 2}
     assert flipping.use(**flips)
-    begun = sum(flipping.state()["steps"].values())
+    before = flipping.state()["steps"]
+    begun = sum(before.values())
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(flipping.client.post, "/generate", json=body)
         # The mode changes while everything rests, too.
@@ -245,7 +246,9 @@ def test_requests_paused_between_flips_go_on(base: Server, flipping: Server, how
             flipping.client.post("/continue_generation", json={}).raise_for_status()
         answers = pending.result().raise_for_status().json()
     assert [answer["output_ids"] for answer in answers] == wanted
-    assert flipping.state()["faults"] == 0
+    after = flipping.state()
+    assert min(after["steps"][mode] - before[mode] for mode in before) >= 3
+    assert after["faults"] == 0
     assert flipping.used_tokens() == 0
 
 
