@@ -35,7 +35,8 @@ _KV_MS_PER_TOKEN = 32 * 2 * 8 * 128 * 2 / 4.0e12 * 1e3
 """Reading the KV cache: layers, keys and values, heads, head size, bytes; at what an H200 reads in a second."""
 _SPEC_READS = {"fa3": 1 + 3 / 32, "triton": 16.5}
 """Of the KV cache in a speculative step. The verify reads all layers, each draft step one of 32. Triton's verify takes
-far longer: 15.5, 47.4 and 188 ms at 1024 tokens, batch 16, 64 and 256 (bench/results/h200-triton-envelope.jsonl)."""
+as long as 15 to 17 readings, by the step times that one start measured with 256 and 3072 tokens (``step_costs`` of the
+server ``ours-auto`` in bench/results/h200-triton-accept-2.5.jsonl, batch 16 to 256)."""
 
 
 def between(table: Mapping[int, float], requests: int) -> float:
@@ -122,7 +123,7 @@ class Run:
         return 1 - self.tokens / self.best_tokens
 
     def switches(self, *, probes: bool = False) -> list[tuple[int, Decision]]:
-        """Step and decision of each switch: those that last, or the probes' there and back."""
+        """Step and decision of each switch: those made without a probe, or the probes', there and back or to stay."""
         made = [
             (step, now)
             for step, (before, now) in enumerate(zip(self.decisions, self.decisions[1:], strict=False), 1)
