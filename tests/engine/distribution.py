@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,16 +92,39 @@ def p_value(drawn: Counter[Tokens], probabilities: dict[Tokens, float]) -> float
     """
     if drawn.keys() - probabilities.keys():
         return 0.0
-    times = drawn.total()
-    ordered = sorted(probabilities, key=probabilities.__getitem__)
-    cells: list[tuple[int, float]] = []
-    counted, expected = 0, 0.0
-    for tokens in ordered:
-        counted, expected = counted + drawn[tokens], expected + times * probabilities[tokens]
+    cells = _cells(drawn, probabilities, drawn.total())
+    return _survival(sum((have - want) ** 2 / want for have, want in cells), len(cells) - 1)
+
+
+def p_value_of_others(others: dict[Tokens, float], probabilities: dict[Tokens, float], times: int) -> float:
+    """What :func:`p_value` hardly ever exceeds if draws come from ``others`` instead: no luck of a draw in it.
+
+    The statistic is then noncentral chi-squared, of mean df + n and variance 2 (df + 2 n) where n is what the
+    expected counts alone amount to; this is its p-value four standard deviations below the mean. 0 where
+    ``others`` as good as surely (but for once in a million) give something in ``times`` draws that can't come.
+    """
+    if sum(others.get(tokens, 0.0) for tokens in probabilities) ** times < 1e-6:
+        return 0.0
+    cells = _cells({tokens: share * times for tokens, share in others.items()}, probabilities, times)
+    freedom, beyond = len(cells) - 1, sum((have - want) ** 2 / want for have, want in cells)
+    return _survival(max(0.0, freedom + beyond - 4 * math.sqrt(2 * (freedom + 2 * beyond))), freedom)
+
+
+def _cells(
+    counts: Mapping[Tokens, float], probabilities: dict[Tokens, float], times: int
+) -> list[tuple[float, float]]:
+    """Counted and expected, a cell."""
+    cells: list[tuple[float, float]] = []
+    counted, expected = 0.0, 0.0
+    for tokens in sorted(probabilities, key=probabilities.__getitem__):
+        counted, expected = counted + counts.get(tokens, 0), expected + times * probabilities[tokens]
         if expected >= _LEAST_EXPECTED:
             cells.append((counted, expected))
-            counted, expected = 0, 0.0
-    statistic = sum((have - want) ** 2 / want for have, want in cells)
-    # The survival function of chi-squared: the regularized upper incomplete gamma function.
-    halves = torch.tensor([len(cells) - 1, statistic], dtype=torch.float64) / 2
+            counted, expected = 0.0, 0.0
+    return cells
+
+
+def _survival(statistic: float, freedom: int) -> float:
+    """Of chi-squared: the regularized upper incomplete gamma function."""
+    halves = torch.tensor([freedom, statistic], dtype=torch.float64) / 2
     return float(torch.special.gammaincc(halves[0], halves[1]))
