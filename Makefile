@@ -2,6 +2,8 @@
 PYTHON := .venv/bin/python
 
 NEWEST := 0.5.23
+# A server takes a core and some 2 GiB; the order of tests/conftest.py stays.
+PYTEST := -m pytest -n logical --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder
 
 .PHONY: demo test test-release test-newest lint soak env
 .DEFAULT_GOAL := test
@@ -13,7 +15,8 @@ demo: env
 	$(PYTHON) -m bench.demo
 
 test: env lint
-	$(PYTHON) -m pytest
+	$(PYTHON) $(PYTEST)
+	@$(MAKE) --no-print-directory test-newest
 
 # All engine tests on another release: make test-release RELEASE=0.5.17. Its environment is .venv-0.5.17.
 # With CORE=1 the ones in which releases differ: tokens, slots, the draft, features, the context limit.
@@ -22,7 +25,7 @@ CORE_TESTS := (page1-overlap-topk1 or page16-sync-topk4) and (by-load or every-3
 
 test-release:
 	@RELEASE=$(RELEASE) tests/setup_env.sh
-	.venv-$(RELEASE)/bin/python -m pytest tests/engine $(if $(CORE),-k "$(CORE_TESTS)")
+	.venv-$(RELEASE)/bin/python $(PYTEST) tests/engine $(if $(CORE),-k "$(CORE_TESTS)")
 
 # The same core on the newest release.
 test-newest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 
@@ -15,10 +16,11 @@ def fetch_wheel(release: str, folder: Path) -> Path:
     """
     if found := sorted(folder.glob(f"sglang-{release}-*.whl")):
         return found[0]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += [f"--dest={folder}", f"sglang=={release}"]
-    fetched = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = sorted(folder.glob(f"sglang-{release}-*.whl"))
-    if not found:
-        raise OSError(f"pip can't download sglang=={release}:\n{fetched.stderr.strip()}")
-    return found[0]
+    # Aside, and moved when it is whole: another process may look for it at the same time.
+    with tempfile.TemporaryDirectory(dir=folder) as aside:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += [f"--dest={aside}", f"sglang=={release}"]
+        fetched = subprocess.run(command, capture_output=True, text=True, check=False)
+        for wheel in Path(aside).glob(f"sglang-{release}-*.whl"):
+            return wheel.replace(folder / wheel.name)
+    raise OSError(f"pip can't download sglang=={release}:\n{fetched.stderr.strip()}")

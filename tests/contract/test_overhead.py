@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,9 @@ def test_every_case_runs_in_its_mode(tmp_path: Path) -> None:
     out = tmp_path / "overhead.jsonl"
     options = ["--rounds", "2", "--repeats", "2", "--batch-sizes", "3", "--out", str(out)]
     command = [sys.executable, "-m", "bench.overhead", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    # Beside other tests pytest-benchmark would measure nothing.
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    done = subprocess.run(command, cwd=ROOT, env=alone, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     results = Results.read(out)
     added_us = {row["case"]: row["added_us"] for row in results.of_kind("measurement")}

@@ -9,9 +9,28 @@ import pytest
 import torch
 from sglang_cpu_engine import random_models
 
+from tests.engine.saboteur import install
 from tests.engine.serving import CHAIN, Server, serve
 
 pytestmark = pytest.mark.engine
+
+# What no checkpoint fills is whatever the memory held: right one day, wrong the next, and with or without the plugin.
+ALL_WEIGHTS_ARE_READ = """
+def register():
+    import torch
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    load = ModelRunner.load_model
+
+    def load_into_nans(self, *args, **kwargs):
+        torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+        loaded = load(self, *args, **kwargs)
+        torch.use_deterministic_algorithms(False)
+        unread = [name for name, each in self.model.named_parameters() if each.isnan().any()]
+        assert not unread or self.is_draft_worker, f"no checkpoint fills {unread}"  # a draft shares some
+        return loaded
+
+    ModelRunner.load_model = load_into_nans
+"""
 
 
 def answers(server: Server) -> list[list[int]]:
@@ -35,8 +54,9 @@ def test_a_mixture_of_experts_with_query_and_key_norms(tmp_path: Path) -> None:
     speculation = ["--speculative-algorithm=EAGLE3", f"--speculative-draft-model-path={draft}"]
     speculation += ["--speculative-num-steps=3", *CHAIN]
     settings = {"policy": "alternate", "alternate_period_steps": 2}
+    whole = install(tmp_path / "whole", ALL_WEIGHTS_ARE_READ)
     with (
-        serve(tmp_path / "flips", [*model, *speculation], settings=settings) as flipping,
+        serve(tmp_path / "flips", [*model, *speculation], settings=settings, env=whole) as flipping,
         serve(tmp_path / "reference", model) as reference,
         ThreadPoolExecutor() as pool,
     ):

@@ -52,12 +52,11 @@ def write_target(directory: Path, shape: Shape = Shape(), seed: int = 0) -> Path
 def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 3, experts: int = 4) -> Path:
     """Write a Qwen3-MoE model into `directory`, and return it.
 
-    It has what sets Qwen3 apart from Llama, norms on queries and keys; every other layer has a dense MLP, the rest
-    choose two of `experts` for each token.
+    It has what sets Qwen3 apart from Llama, norms on queries and keys. Every layer chooses two of `experts` for each
+    token: SGLang knows no dense layers (`mlp_only_layers`) in this model, and would leave them unread.
     """
     make = _Maker(seed)
     h, m = shape.hidden_size, shape.intermediate_size // 2
-    dense = list(range(1, shape.num_layers, 2))
     weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
@@ -66,8 +65,6 @@ def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 
         for name in ("q_norm", "k_norm"):
             # Far from one, so that it shows if a path leaves them out.
             weights[f"{prefix}.self_attn.{name}.weight"] = 1.5 + make(1, shape.head_dim, scale=0.3)[0]
-        if layer in dense:
-            continue
         for name in ("gate_proj", "up_proj", "down_proj"):
             del weights[f"{prefix}.mlp.{name}.weight"]
         weights[f"{prefix}.mlp.gate.weight"] = make(experts, h)
@@ -84,7 +81,7 @@ def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 
         "num_experts_per_tok": 2,
         "moe_intermediate_size": m,
         "decoder_sparse_step": 1,
-        "mlp_only_layers": dense,
+        "mlp_only_layers": [],
         "norm_topk_prob": True,
         "attention_bias": False,
     }
