@@ -7,7 +7,8 @@ import math
 _MEMORY_REQUESTS, _MEMORY_STEPS = 256, 8
 """The average forgets with whichever is longer: one request's verifies vary more than a batch's."""
 _ALERT_REQUESTS, _ALERT_STEPS = 32, 4
-_ALERT_SIGMAS = 4.0
+_ALERT_DEVIANCE = 4.0**2
+"""Standard deviations, squared."""
 _ALERT_LEAST_REQUESTS = 12
 _PRIOR_VARIANCE, _LEAST_VARIANCE, _VARIANCE_GROWTH = 1.5, 0.1, 2.0
 _GUESS_REQUESTS = 8
@@ -30,9 +31,13 @@ class _Average:
         self._request_rate, self._step_rate = 1 / memory_requests, 1 / memory_steps
         self.requests = self.tokens = self.squares = 0.0
 
-    def note(self, requests: int, tokens: int) -> None:
+    def rate(self, requests: int) -> float:
+        """The share of what is known that so many verified requests replace."""
         share = requests * self._request_rate
-        keep = 1 - (share if share < self._step_rate else self._step_rate)  # no min(): 0.1 us, twice a step
+        return share if share < self._step_rate else self._step_rate  # no min(): 0.1 us, thrice a step
+
+    def note(self, requests: int, tokens: int) -> None:
+        keep = 1 - self.rate(requests)
         self.requests = self.requests * keep + requests
         self.tokens = self.tokens * keep + tokens
         self.squares = self.squares * keep * keep + requests
@@ -92,14 +97,16 @@ class AcceptLength:
             off = tokens - requests * self.mean
             # Of one request's verify: what a batch's requests have in common counts as theirs. Bounded, or the
             # variance would grow with the very change that it is there to tell from chance.
-            shown = min(off * off / requests, _VARIANCE_GROWTH * self._variance)
-            rate = min(requests / _MEMORY_REQUESTS, 1 / _MEMORY_STEPS)
-            self._variance = max(_LEAST_VARIANCE, self._variance + (shown - self._variance) * rate)
+            variance, shown = self._variance, off * off / requests
+            if shown > _VARIANCE_GROWTH * variance:
+                shown = _VARIANCE_GROWTH * variance
+            variance += (shown - variance) * average.rate(requests)
+            self._variance = variance if variance > _LEAST_VARIANCE else _LEAST_VARIANCE
         average.note(requests, tokens)
         alert.note(requests, tokens)
         mean = average.tokens / average.requests
         off = alert.tokens - alert.requests * mean
-        if alert.requests >= _ALERT_LEAST_REQUESTS and off * off > _ALERT_SIGMAS**2 * self._variance * alert.squares:
+        if alert.requests >= _ALERT_LEAST_REQUESTS and off * off > _ALERT_DEVIANCE * self._variance * alert.squares:
             average.take_over(alert)
             mean = average.tokens / average.requests
         self.mean = mean

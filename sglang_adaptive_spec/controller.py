@@ -159,10 +159,11 @@ class Controller:
 
     def learn(self, timed: StepTime) -> None:
         """Let the policy hear of a step's time; the same one on every rank, at the same step."""
-        if timed.after is timed.mode:
-            self._tell(self.policy.note_step, timed.mode, timed.requests, timed.context_tokens, timed.seconds)
+        mode, requests, seconds, after, _, context_tokens = timed
+        if after is mode:
+            self._tell(self.policy.note_step, mode, requests, context_tokens, seconds)
         else:
-            self._tell(self.policy.note_switch, timed.after, timed.mode, timed.seconds)
+            self._tell(self.policy.note_switch, after, mode, seconds)
 
     def _tell(self, note: Callable[..., None], *heard: Any) -> None:
         if self.faults.spec_only:

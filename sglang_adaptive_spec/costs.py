@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, NamedTuple
 
 from sglang_adaptive_spec.modes import Mode
@@ -146,9 +145,12 @@ class StepCosts:
         return cell
 
     def _take_block(self, mode: Mode, cell: _Cell) -> None:
-        middle = median(cell.window)
+        window = sorted(cell.window)
+        middle = (window[BLOCK_STEPS // 2 - 1] + window[BLOCK_STEPS // 2]) / 2
         low, high = middle / _CLIP, middle * _CLIP
-        shown = sum([min(max(s, low), high) for s in cell.window]) / len(cell.window)
+        if window[0] < low or window[-1] > high:
+            window = [min(max(s, low), high) for s in window]
+        shown = sum(window) / BLOCK_STEPS
         expected = self._value(mode, cell)
         if expected is not None:
             shown = min(max(shown, expected / _MOST_CHANGE), expected * _MOST_CHANGE)
@@ -166,7 +168,9 @@ class StepCosts:
     def _learned(self, mode: Mode, key: tuple[int, int]) -> None:
         self.version += 1
         bucket, context = key
-        sizes = self._known[mode].setdefault(context, [])
+        sizes = self._known[mode].get(context)
+        if sizes is None:
+            sizes = self._known[mode][context] = []
         if bucket not in sizes:
             insort(sizes, bucket)
 

@@ -57,14 +57,12 @@ class _View:
     Attributes:
         requests: In the batch.
         context: Its context class.
-        version: Of the step times.
         spec: A speculative step's time; None where nothing was measured.
         plain: A plain step's.
     """
 
     requests: int
     context: int
-    version: int
     spec: Estimate | None
     plain: Estimate | None
 
@@ -169,7 +167,9 @@ class AutoPolicy(Switching):
         self.max_spec_requests = max_spec_requests
         self.max_accept_length = max_accept_length or _UNKNOWN_MAX_ACCEPT_LENGTH
         self._accept = AcceptLength(self.max_accept_length)
-        self._view = _View(0, 0, -1, None, None)
+        self._view = _View(0, 0, None, None)
+        # Requests, context and version of the step times that the view holds for.
+        self._looked_at = (0, 0, -1)
         self._spec_steps: float | None = None
         self._step = 0
         self._last_spec_step = 0
@@ -197,22 +197,23 @@ class AutoPolicy(Switching):
     # --- the decision ------------------------------------------------------------------------------------
 
     def decide(self, seen: Observation) -> Decision:
-        mode, requests = seen.mode, seen.running_requests
+        requests, mode, steps_in_mode, context_tokens = seen
         self._step += 1
-        if mode is Mode.SPEC:
-            self._last_spec_step = self._step
-        self._look(requests, seen.context_tokens)
-        self._budget_steps = min(self._budget_steps + _BUDGET_SHARE, _BUDGET_MOST_STEPS)
+        if self._looked_at != (requests, context_tokens, self.costs.version):
+            self._look(requests, context_tokens)
+        if self._budget_steps < _BUDGET_MOST_STEPS:
+            self._budget_steps += _BUDGET_SHARE
         if self.max_spec_requests is not None and requests > self.max_spec_requests:
             # No dwell either: a step without a graph is slower than any switch.
             return self._leave(mode, Reason.NO_SPEC_GRAPH) if mode is Mode.SPEC else STEADY[mode]
         gain = self._gain_of_leaving(mode)
         if gain is not None:
-            self._lost_steps = max(0.0, self._lost_steps + gain - 1)
+            lost_steps = self._lost_steps + gain - 1
+            self._lost_steps = lost_steps if lost_steps > 0.0 else 0.0
             self._earned_steps += 1 - gain
         if self._probe is not None:
             return self._judge(self._probe, seen, gain)
-        if seen.steps_in_mode < self.min_dwell_steps:
+        if steps_in_mode < self.min_dwell_steps:
             return DWELL[mode]
         if self._lost_steps and gain is not None and gain > self._bar() and self._lost_steps > self._bar_steps(mode):
             return self._leave(mode, _FASTER[mode.other].reason)
@@ -222,16 +223,14 @@ class AutoPolicy(Switching):
 
     def _look(self, requests: int, context_tokens: int) -> None:
         view, costs = self._view, self.costs
+        self._looked_at = requests, context_tokens, costs.version
         context = costs.context_class(context_tokens)
-        same_batch = requests == view.requests and context == view.context
-        if same_batch and costs.version == view.version:
-            return
-        if not same_batch:
+        if requests != view.requests or context != view.context:
             for mode, back in self._returns.items():
                 # A plain step takes another time now. What is accepted has to do with the texts, not with their number.
                 back.look(self._step, requests, context, soon=mode is Mode.PLAIN)
         spec, plain = (costs.estimate(mode, requests, context_tokens) for mode in (Mode.SPEC, Mode.PLAIN))
-        self._view = _View(requests, context, costs.version, spec, plain)
+        self._view = _View(requests, context, spec, plain)
         self._spec_steps = self._view.spec_steps
 
     def _gain_of_leaving(self, mode: Mode) -> float | None:
@@ -275,6 +274,8 @@ class AutoPolicy(Switching):
         self._probe = None
         if mode is Mode.SPEC:
             self._accept.age(self._step - self._last_spec_step)
+        else:
+            self._last_spec_step = self._step
         return Decision(mode, reason)
 
     # --- probes ------------------------------------------------------------------------------------------
