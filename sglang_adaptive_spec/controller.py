@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,19 +157,22 @@ class Controller:
     def _stop_clock(self) -> None:
         self._mode_seconds, self._mode_since = self.mode_seconds(), time.monotonic()
 
-    def learn(self, timed: StepTime) -> None:
-        """Let the policy hear of a step's time; the same one on every rank, at the same step."""
-        mode, requests, seconds, after, _, context_tokens = timed
-        if after is mode:
-            self._tell(self.policy.note_step, mode, requests, context_tokens, seconds)
-        else:
-            self._tell(self.policy.note_switch, after, mode, seconds)
+    def learn(self, times: Iterable[StepTime], verifies: Iterable[tuple[int, int]]) -> None:
+        """Let the policy hear of step times and verify results; the same ones on every rank, at the same step.
 
-    def _tell(self, note: Callable[..., None], *heard: Any) -> None:
+        Args:
+            times: Of decode steps.
+            verifies: The requests of a verify step, and the tokens they got out of it in all.
+        """
         if self.faults.spec_only:
             return
+        policy = self.policy
         try:
-            note(*heard)
+            for requests, tokens in verifies:
+                policy.note_verify(requests, tokens)
+            for mode, requests, seconds, after, _, context_tokens in times:
+                note = policy.note_step if after is mode else policy.note_switch
+                note(mode, requests, context_tokens, seconds)
         except Exception as error:
             self.fault(Fault.POLICY, "the policy failed", error)
 
@@ -200,7 +203,6 @@ class Controller:
         if mode is Mode.SPEC:
             self.accepted_tokens += tokens
             self.verified_requests += requests
-            self._tell(self.policy.note_verify, requests, tokens)
 
     def snapshot(self) -> dict[str, Any]:
         """The state as plain JSON types."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_adaptive_spec import calibration
@@ -14,7 +14,7 @@ from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.costs import StepCosts
 from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
 from sglang_adaptive_spec.engine.prompt_backlog import PromptBacklog
-from sglang_adaptive_spec.engine.samples import SampleRelay
+from sglang_adaptive_spec.engine.samples import SampleRelay, Verify
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.faults import Fault
@@ -34,7 +34,7 @@ _RING_SHARE = 0.25
 """Of the memory that is free before the plain graphs are captured, what may wait for the draft."""
 _FEWEST_CHUNK_TOKENS = 4
 
-_CONTEXT_STEPS = 16
+_CONTEXT_STEPS = 64
 """Decode steps between two looks at the batch's mean length, unless requests come or go."""
 
 _SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, Reason.STEADY), batch_size=0)
@@ -219,7 +219,8 @@ class AdaptiveEngine:
         """Decide the mode of the step being prepared, and stamp it on the batch."""
         requests, context_tokens = self.release.batch_size(batch), 0
         if self._measures:
-            self._samples.at_step(self.controller.decided_steps)
+            controller = self.controller
+            self._samples.at_step(controller.decided_steps, at_once=controller.policy.attentive)
             context_tokens = self._mean_context_tokens(batch, requests)
         decision = self.controller.decide(requests, lambda: self._spec_fits(batch), context_tokens)
         plan = StepPlan(decision, requests)
@@ -475,17 +476,21 @@ class AdaptiveEngine:
             if timed.after is not mode:
                 self.controller.note_time(timed)
             if self._measures:
-                self._samples.take(timed)
+                self._samples.timed(timed)
+        if self._measures and mode is Mode.SPEC:
+            self._samples.verified(requests, tokens)
         self.controller.note_result(mode, requests, tokens, emitted_tokens)
         if self.telemetry is not None:
             self.telemetry.tick()
         return processed
 
-    def _learn(self, timed: StepTime) -> None:
-        self.controller.learn(timed)
+    def _learn(self, times: Sequence[StepTime], verifies: Sequence[Verify]) -> None:
+        self.controller.learn(times, verifies)
         # The policy that measures keeps the costs itself, and goes on with them after a time of being held.
-        if self.settings.policy != "auto" and timed.after is timed.mode and self.costs is not None:
-            self.costs.observe(timed.mode, timed.requests, timed.context_tokens, timed.seconds)
+        if self.settings.policy != "auto" and self.costs is not None:
+            for timed in times:
+                if timed.after is timed.mode:
+                    self.costs.observe(timed.mode, timed.requests, timed.context_tokens, timed.seconds)
 
     # --- control -----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Step times on their way to the policy, the same ones on every tensor-parallel rank."""
+"""What steps show, on its way to the policy: the same on every tensor-parallel rank."""
 
 from __future__ import annotations
 
@@ -7,37 +7,60 @@ from typing import Any
 
 from sglang_adaptive_spec.clock import StepTime
 
+Verify = tuple[int, int]
+
+HAND_ON_EVERY_STEPS = 8
+"""Decode steps between two deliveries. Taken one after the other, samples cost the host a third of what each costs in
+between everything else that a step does."""
 SHARE_EVERY_STEPS = 64
 """Decode steps between two broadcasts: rare enough to cost nothing, often enough for a cost table that moves slowly."""
 
 
 class SampleRelay:
-    """Hands on step times at once on a single rank; rank 0's, gathered and seldom, on several.
+    """Gathers step times and verify results, and hands them on every few steps; step times of several ranks seldom.
+
+    Verify results are equal on all ranks. Step times are not: rank 0's count.
 
     Args:
         ranks: Tensor-parallel ranks.
         from_rank_0: Rank 0's value, on every rank; called at the same step on each.
-        deliver: Takes a step time.
+        deliver: Takes step times, and verify results: the requests of a step and the tokens they got.
     """
 
-    def __init__(self, ranks: int, from_rank_0: Callable[[Any], Any], deliver: Callable[[StepTime], None]) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        from_rank_0: Callable[[Any], Any],
+        deliver: Callable[[Sequence[StepTime], Sequence[Verify]], None],
+    ) -> None:
         self._ranks = ranks
         self._from_rank_0 = from_rank_0
         self._deliver = deliver
-        self._gathered: list[StepTime] = []
+        self._times: list[StepTime] = []
+        self._verifies: list[Verify] = []
 
-    def take(self, timed: StepTime) -> None:
+    def timed(self, time: StepTime) -> None:
         """A step was timed on this rank."""
-        if self._ranks == 1:
-            self._deliver(timed)
-        else:
-            self._gathered.append(timed)
+        self._times.append(time)
 
-    def at_step(self, number: int) -> None:
-        """A step is about to be decided; its number counts decode steps from the start, so all ranks agree on it."""
-        if self._ranks == 1 or number == 0 or number % SHARE_EVERY_STEPS:
+    def verified(self, requests: int, tokens: int) -> None:
+        """A verify step gave so many requests so many tokens."""
+        self._verifies.append((requests, tokens))
+
+    def at_step(self, number: int, *, at_once: bool) -> None:
+        """A step is about to be decided, on all ranks.
+
+        Args:
+            number: Of the step, counted from the start.
+            at_once: Whether the policy waits for what the last steps show.
+        """
+        if number % HAND_ON_EVERY_STEPS and not at_once:
             return
-        gathered, self._gathered = self._gathered, []
-        agreed: Sequence[StepTime] = self._from_rank_0(gathered)
-        for timed in agreed:
-            self._deliver(timed)
+        times: Sequence[StepTime] = ()
+        if self._ranks == 1:
+            times, self._times = self._times, []
+        elif number and number % SHARE_EVERY_STEPS == 0:
+            times = self._from_rank_0(self._times)
+            self._times = []
+        verifies, self._verifies = self._verifies, []
+        self._deliver(times, verifies)

@@ -189,10 +189,15 @@ class AutoPolicy(Switching):
     def note_step(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         self.costs.observe(mode, requests, context_tokens, seconds)
 
-    def note_switch(self, before: Mode, after: Mode, seconds: float) -> None:  # noqa: ARG002  (the protocol's shape)
-        usual = self._view.of(after)
-        if usual is not None and seconds > 0.0:  # false for NaN
-            self._switch_steps[after].append(min(max(seconds / usual.seconds - 1, 0.0), _SWITCH_MOST_STEPS))
+    def note_switch(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
+        usual_seconds = self.costs.seconds(mode, requests, context_tokens)
+        if usual_seconds is not None and seconds > 0.0:  # false for NaN
+            self._switch_steps[mode].append(min(max(seconds / usual_seconds - 1, 0.0), _SWITCH_MOST_STEPS))
+
+    @property
+    def attentive(self) -> bool:
+        """While a mode is on trial, and at the start."""
+        return self._probe is not None or self._accept.mean is None
 
     # --- the decision ------------------------------------------------------------------------------------
 

@@ -42,6 +42,10 @@ class Policy(Protocol):
     def initial_mode(self) -> Mode:
         """The mode that counts as current before the first step."""
 
+    @property
+    def attentive(self) -> bool:
+        """Whether the next decision waits for what the last steps showed, which is otherwise heard some steps later."""
+
     def decide(self, seen: Observation) -> Decision:
         """Choose the mode of the step being prepared."""
 
@@ -60,8 +64,11 @@ class Policy(Protocol):
             seconds: The same on every tensor-parallel rank, at the same step.
         """
 
-    def note_switch(self, before: Mode, after: Mode, seconds: float) -> None:
-        """Hear how long the first step after a switch took; the same on every tensor-parallel rank."""
+    def note_switch(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
+        """Hear how long the first step after a switch took, with all that the switch entailed.
+
+        Args: as of :meth:`note_step`; ``mode`` is the one switched to.
+        """
 
     def explain(self) -> dict[str, Any]:
         """What the last decision was based on, as plain JSON types; empty for a policy that measures nothing."""
@@ -70,13 +77,15 @@ class Policy(Protocol):
 class Uninformed:
     """What policies that go by nothing measured have in common."""
 
+    attentive = False
+
     def note_verify(self, requests: int, tokens: int) -> None:
         pass
 
     def note_step(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         pass
 
-    def note_switch(self, before: Mode, after: Mode, seconds: float) -> None:
+    def note_switch(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         pass
 
     def explain(self) -> dict[str, Any]:

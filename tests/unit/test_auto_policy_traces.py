@@ -19,8 +19,8 @@ from tests.unit.traces import BUCKETS, MAX_ACCEPT_LENGTH, PROBING, Load, Machine
 MOST_REGRET = 0.03
 CLEAR = 0.1
 """A load's better mode is expected at its end where it is better by this."""
-SEEDS = (0, 1)
-"""What a probe shows is partly luck, so regret is a mean."""
+SEEDS, LONE_SEEDS = range(2), range(8)
+"""What a probe shows is partly luck, the more so of a lone request, so regret is a mean."""
 
 
 def policy(costs: StepCosts) -> AutoPolicy:
@@ -40,7 +40,7 @@ class Start:
     """
 
     costs: Callable[[Machine], StepCosts]
-    relay_steps: int = 1
+    ranks: int = 1
     extra_switches: int = 0
 
 
@@ -54,7 +54,7 @@ STARTS = {
         lambda machine: seeded_costs(machine, bias=lambda m: 0.85 if m is Mode.PLAIN else 0.98), extra_switches=1
     ),
     # As between tensor-parallel ranks.
-    "relayed": Start(seeded_costs, relay_steps=64),
+    "relayed": Start(seeded_costs, ranks=2),
 }
 
 
@@ -76,12 +76,14 @@ class Trace:
         loads: One after the other.
         switches: That last, at most; None for one a load change.
         ends_right: Whether every load is to end in its better mode where that is clear.
+        seeds: Runs.
     """
 
     backend: str
     loads: list[Load]
     switches: int | None = None
     ends_right: bool = True
+    seeds: range = SEEDS
 
 
 RAMP = (1, 4, 16, 32, 64, 128, 192, 256)
@@ -101,9 +103,9 @@ TRACES = {
     "noise-at-the-crossover": Trace("fa3", noisy(228, 8, seconds=60, each_seconds=0.2), 12, ends_right=False),
     "noise-across-it": Trace("triton", noisy(36, 8, seconds=60, each_seconds=0.2), 150, ends_right=False),
     "acceptance-collapse": Trace("fa3", [Load(40, 8), Load(40, 8, 1.1)], 1),
-    "acceptance-collapse-lone": Trace("fa3", [Load(40, 1), Load(40, 1, 1.1)], 1),
+    "acceptance-collapse-lone": Trace("fa3", [Load(40, 1), Load(40, 1, 1.1)], 1, seeds=LONE_SEEDS),
     "acceptance-recovery": Trace("fa3", [Load(10, 8), Load(20, 8, 1.1), Load(60, 8)], 2),
-    "acceptance-recovery-lone": Trace("fa3", [Load(10, 1), Load(20, 1, 1.1), Load(60, 1)], 2),
+    "acceptance-recovery-lone": Trace("fa3", [Load(10, 1), Load(20, 1, 1.1), Load(60, 1)], 2, seeds=LONE_SEEDS),
     "acceptance-recovery-busy": Trace("triton", [Load(10, 32), Load(20, 32, 1.1), Load(60, 32)], 2),
     "long-contexts": Trace("triton", [Load(10, 128, 2.5, c) for c in (320, 2000, 8000, 16000, 8000, 2000, 320)]),
     "long-contexts-ramp": Trace("fa3", [Load(6, n, 2.5, 6000) for n in (4, 16, 64, 128, 192, 128, 64, 4)], 0),
@@ -128,8 +130,8 @@ def check(trace: Trace, run: Run, machine: Machine, extra_switches: int = 0) -> 
 def test_a_trace(trace, start):
     machine = Machine(trace.backend)
     runs = [
-        serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, relay_steps=start.relay_steps)
-        for seed in SEEDS
+        serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, ranks=start.ranks)
+        for seed in trace.seeds
     ]
     for run in runs:
         print(f"regret {run.regret:.2%}, switches {len(run.switches())}, probes {len(run.switches(probes=True)) // 2}")
@@ -228,12 +230,12 @@ def test_two_ranks_with_clocks_of_their_own_decide_alike():
             super().note_step(mode, requests, context_tokens, seconds)
             self.other.note_step(mode, requests, context_tokens, seconds)
 
-        def note_switch(self, before, after, seconds):
-            super().note_switch(before, after, seconds)
-            self.other.note_switch(before, after, seconds)
+        def note_switch(self, mode, requests, context_tokens, seconds):
+            super().note_switch(mode, requests, context_tokens, seconds)
+            self.other.note_switch(mode, requests, context_tokens, seconds)
 
     ranks = Ranks(seeded_costs(machine), 8, max_accept_length=MAX_ACCEPT_LENGTH)
-    run = serve(ranks, machine, up_and_down(*RAMP, seconds=3), relay_steps=64, clock=CLOCKS["stalls"])
+    run = serve(ranks, machine, up_and_down(*RAMP, seconds=3), ranks=2, clock=CLOCKS["stalls"])
     assert run.switches()
 
 
@@ -242,7 +244,7 @@ def table(seeds: int) -> None:
     for name, trace in TRACES.items():
         machine = Machine(trace.backend)
         runs = [
-            serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, relay_steps=start.relay_steps)
+            serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, ranks=start.ranks)
             for start in STARTS.values()
             for seed in range(seeds)
         ]

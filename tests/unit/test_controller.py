@@ -277,8 +277,8 @@ class Listener(ThresholdPolicy):
     def note_step(self, mode, requests, context_tokens, seconds):
         self.heard.append(("step", mode, requests, context_tokens, seconds))
 
-    def note_switch(self, before, after, seconds):
-        self.heard.append(("switch", before, after, seconds))
+    def note_switch(self, mode, requests, context_tokens, seconds):
+        self.heard.append(("switch", mode, requests, context_tokens, seconds))
 
     def explain(self):
         raise ZeroDivisionError("nothing to say")
@@ -290,21 +290,21 @@ def listening():
     return Controller(Listener(4, 3, 1))
 
 
-def test_the_policy_hears_of_verify_results_alone(listening):
-    listening.note_result(Mode.SPEC, requests=2, tokens=5, emitted_tokens=4)
-    listening.note_result(Mode.PLAIN, requests=2, tokens=2, emitted_tokens=2)
+def test_the_policy_hears_of_verify_results(listening):
+    listening.learn([], [(2, 5)])
     assert Listener.heard == [("verify", 2, 5)]
 
 
 def test_the_policy_hears_of_steps_and_of_switches(listening):
-    listening.learn(StepTime(Mode.PLAIN, 7, 0.5, after=Mode.PLAIN, number=3, context_tokens=900))
-    listening.learn(StepTime(Mode.SPEC, 7, 0.75, after=Mode.PLAIN, number=4, context_tokens=900))
-    assert Listener.heard == [("step", Mode.PLAIN, 7, 900, 0.5), ("switch", Mode.PLAIN, Mode.SPEC, 0.75)]
+    step = StepTime(Mode.PLAIN, 7, 0.5, after=Mode.PLAIN, number=3, context_tokens=900)
+    switch = StepTime(Mode.SPEC, 7, 0.75, after=Mode.PLAIN, number=4, context_tokens=900)
+    listening.learn([step, switch], [])
+    assert Listener.heard == [("step", Mode.PLAIN, 7, 900, 0.5), ("switch", Mode.SPEC, 7, 900, 0.75)]
 
 
 def test_a_policy_that_fails_to_listen_is_a_fault_like_any_other(listening):
-    listening.note_result(Mode.SPEC, requests=11, tokens=20, emitted_tokens=20)
-    listening.note_result(Mode.SPEC, requests=2, tokens=5, emitted_tokens=5)
+    listening.learn([], [(11, 20)])
+    listening.learn([], [(2, 5)])
     assert listening.faults.counts == {Fault.POLICY: 1}
     assert not listening.spec_only
     assert Listener.heard == [("verify", 11, 20), ("verify", 2, 5)]

@@ -10,6 +10,7 @@ import torch
 from sglang_adaptive_spec.calibration import Calibration
 from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.engine.core import AdaptiveEngine
+from sglang_adaptive_spec.engine.samples import HAND_ON_EVERY_STEPS
 from sglang_adaptive_spec.errors import PreparationMismatch, Refusal
 from sglang_adaptive_spec.faults import MOST_FAULTS, Fault
 from sglang_adaptive_spec.modes import Mode, Reason
@@ -1098,17 +1099,18 @@ def test_what_serving_takes_reaches_the_policy(monkeypatch):
     engine = make_engine(AUTO)
     heard = []
     monkeypatch.setattr(engine.controller.policy, "note_step", lambda *step: heard.append(step))
-    for _ in range(3):
+    for _ in range(HAND_ON_EVERY_STEPS + 1):
         step(engine, requests=2)
-    # The first step follows nothing.
-    assert [(mode, requests, context) for mode, requests, context, _ in heard] == [(Mode.SPEC, 2, FIRST_LENGTH)] * 2
+    # The first step follows nothing, and the last one is yet to be heard of.
+    told = [(Mode.SPEC, 2, FIRST_LENGTH)] * (HAND_ON_EVERY_STEPS - 1)
+    assert [(mode, requests, context) for mode, requests, context, _ in heard] == told
     assert all(seconds > 0 for *_, seconds in heard)
 
 
 def test_step_times_are_kept_while_a_server_that_measures_is_held():
     engine = make_engine(AUTO)
     engine.use({"policy": "plain"})
-    for _ in range(20):
+    for _ in range(25):
         step(engine, requests=2)
     (row,) = (row for row in engine.snapshot()["step_costs"] if row["served_steps"])
     assert (row["mode"], row["requests"], row["served_steps"]) == ("plain", 2, 16)

@@ -1,7 +1,7 @@
 """Ranks hear the same step times, whatever their own clocks say."""
 
 from sglang_adaptive_spec.clock import StepTime
-from sglang_adaptive_spec.engine.samples import SHARE_EVERY_STEPS, SampleRelay
+from sglang_adaptive_spec.engine.samples import HAND_ON_EVERY_STEPS, SHARE_EVERY_STEPS, SampleRelay
 from sglang_adaptive_spec.modes import Mode
 
 
@@ -9,13 +9,28 @@ def timed(seconds: float) -> StepTime:
     return StepTime(Mode.SPEC, 4, seconds, after=Mode.SPEC, number=1)
 
 
-def test_a_single_rank_hears_at_once():
+def test_a_single_rank_hears_every_few_steps_and_at_once_where_that_matters():
     heard = []
-    relay = SampleRelay(1, lambda value: value, heard.append)
-    relay.take(timed(0.5))
-    assert heard == [timed(0.5)]
-    relay.at_step(SHARE_EVERY_STEPS)
-    assert heard == [timed(0.5)]
+    relay = SampleRelay(1, lambda value: value, lambda times, verifies: heard.extend([*verifies, *times]))
+    relay.timed(timed(0.5))
+    relay.verified(3, 7)
+    relay.at_step(HAND_ON_EVERY_STEPS - 1, at_once=False)
+    assert heard == []
+    relay.at_step(HAND_ON_EVERY_STEPS, at_once=False)
+    assert heard == [(3, 7), timed(0.5)]
+    relay.verified(2, 2)
+    relay.at_step(HAND_ON_EVERY_STEPS + 1, at_once=True)
+    relay.at_step(2 * HAND_ON_EVERY_STEPS, at_once=False)
+    assert heard == [(3, 7), timed(0.5), (2, 2)]
+
+
+def test_several_ranks_hear_of_verify_results_as_soon_as_one():
+    heard = []
+    relay = SampleRelay(2, lambda value: value, lambda times, verifies: heard.extend([*verifies, *times]))
+    relay.timed(timed(0.5))
+    relay.verified(3, 7)
+    relay.at_step(HAND_ON_EVERY_STEPS, at_once=False)
+    assert heard == [(3, 7)]
 
 
 def test_several_ranks_hear_rank_0_at_the_same_steps():
@@ -31,14 +46,14 @@ def test_several_ranks_hear_rank_0_at_the_same_steps():
 
         return broadcast
 
-    relays = [SampleRelay(2, from_rank_0(rank), heard[rank].append) for rank in range(2)]
+    relays = [SampleRelay(2, from_rank_0(rank), lambda times, _, r=rank: heard[r].extend(times)) for rank in range(2)]
     for step in range(3 * SHARE_EVERY_STEPS):
         for rank, relay in enumerate(relays):
             before = len(heard[rank])
-            relay.at_step(step)
+            relay.at_step(step, at_once=False)
             if len(heard[rank]) > before:
                 steps_heard[rank].append(step)
-            relay.take(timed(1.0 + step if rank == 0 else float("nan")))
+            relay.timed(timed(1.0 + step if rank == 0 else float("nan")))
     assert steps_heard[0] == steps_heard[1] == [SHARE_EVERY_STEPS, 2 * SHARE_EVERY_STEPS]
     assert heard[0] == heard[1] == [timed(1.0 + step) for step in range(2 * SHARE_EVERY_STEPS)]
 
@@ -51,24 +66,25 @@ def test_ranks_fed_different_clocks_decide_alike():
 
     shared: list = []
     controllers = [Controller(AutoPolicy(StepCosts(), 2, max_accept_length=4)) for _ in range(2)]
-    relays = [
-        SampleRelay(2, lambda value, r=rank: shared.append(value) or value if r == 0 else shared[-1], c.learn)
-        for rank, c in enumerate(controllers)
-    ]
+
+    def from_rank_0(rank):
+        return lambda value: shared.append(value) or value if rank == 0 else shared[-1]
+
+    relays = [SampleRelay(2, from_rank_0(rank), c.learn) for rank, c in enumerate(controllers)]
     modes: list[list] = [[], []]
     for step in range(4000):
         requests = 4 if step // 800 % 2 == 0 else 48
         for rank, (controller, relay) in enumerate(zip(controllers, relays, strict=True)):
-            relay.at_step(step)
+            relay.at_step(step, at_once=controller.policy.attentive)
             before = controller.mode
             mode = controller.decide(requests, lambda: True, context_tokens=300).mode
             modes[rank].append(mode)
             if mode is Mode.SPEC:
-                controller.note_result(mode, requests, 2 * requests, 2 * requests)
+                relay.verified(requests, 2 * requests)
             seconds = (
                 (0.01 + 0.001 * requests if mode is Mode.SPEC else 0.01 + 0.0001 * requests) if rank == 0 else -1e9
             )
-            relay.take(StepTime(mode, requests, seconds, after=before, number=step, context_tokens=300))
+            relay.timed(StepTime(mode, requests, seconds, after=before, number=step, context_tokens=300))
     assert modes[0] == modes[1]
     # It is a decision, not a standstill.
     assert set(modes[0]) == {Mode.SPEC, Mode.PLAIN}

@@ -8,8 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sglang_adaptive_spec.clock import StepTime
+from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.costs import StepCosts
 from sglang_adaptive_spec.engine.measure import CONTEXTS_TOKENS
+from sglang_adaptive_spec.engine.samples import SampleRelay
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Observation, Policy
 
@@ -183,7 +186,7 @@ def serve(
     trace: Sequence[Load],
     *,
     seed: int = 0,
-    relay_steps: int = 1,
+    ranks: int = 1,
     clock: Callable[[int, float], float] = lambda step, seconds: seconds,
 ) -> Run:
     """Run a trace.
@@ -193,18 +196,20 @@ def serve(
         machine: Takes the time.
         trace: The loads, one after the other.
         seed: Of noise and accepted tokens.
-        relay_steps: Steps between two deliveries of step times, as on several ranks.
+        ranks: Tensor-parallel ranks: several hear of step times seldom.
         clock: What the clock shows of a step's seconds, given its number.
     """
     rng, run = random.Random(seed), Run()
     mode, steps_in_mode, step, before = policy.initial_mode, 0, 0, None
     results: deque[tuple[int, int]] = deque()
-    timed: list[tuple[Mode, Mode, Load, float]] = []
+    controller = Controller(policy)
+    relay = SampleRelay(ranks, list, controller.learn)
     for load in trace:
         chance, left_ms = probability(load.accept_length), load.seconds * 1e3
         goodput = {m: machine.goodput(m, load.requests, load.context_tokens, load.accept_length) for m in Mode}
         usual_ms = {m: machine.milliseconds(m, load.requests, load.context_tokens) for m in Mode}
         while left_ms > 0:
+            relay.at_step(step, at_once=policy.attentive)
             decision = policy.decide(Observation(load.requests, mode, steps_in_mode, load.context_tokens))
             steps_in_mode = steps_in_mode + 1 if decision.mode is mode else 1
             mode = decision.mode
@@ -220,19 +225,14 @@ def serve(
             run.best_tokens += ms * max(goodput.values())
             # Results are processed one step late: the schedule overlaps.
             if results:
-                policy.note_verify(*results.popleft())
+                relay.verified(*results.popleft())
             if mode is Mode.SPEC:
                 results.append((load.requests, accepted(rng, chance, load.requests)))
             # Every twentieth step has a prefill before it.
             if before is not None and rng.random() > 0.05:
-                timed.append((before, mode, load, clock(step, ms * 1e-3)))
+                seconds = clock(step, ms * 1e-3)
+                relay.timed(StepTime(mode, load.requests, seconds, before, step, load.context_tokens))
             before = mode
             step += 1
-            if step % relay_steps == 0:
-                for after, of, under, seconds in timed:
-                    if after is of:
-                        policy.note_step(of, under.requests, under.context_tokens, seconds)
-                    else:
-                        policy.note_switch(after, of, seconds)
-                timed.clear()
+    assert not controller.faults.counts
     return run
