@@ -37,6 +37,9 @@ _FEWEST_CHUNK_TOKENS = 4
 _CONTEXT_STEPS = 64
 """Decode steps between two looks at the batch's mean length, unless requests come or go."""
 
+_FIT_STEPS = 32
+"""Decode steps between two looks at the pool, however much room there is."""
+
 _SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, Reason.STEADY), batch_size=0)
 """A scope in which SGLang's own reserve holds."""
 
@@ -72,6 +75,7 @@ class AdaptiveEngine:
         # Verify results still on their way to the host: while there are any, the host's committed lengths lag.
         self._unresolved_spec_steps = 0
         self._scoped_plan: StepPlan | None = None
+        self._fits_until_step = 0
         # Requests that left since the last result: the step under way holds tokens that they don't get.
         self._left: list[Any] = []
         self._overshoot_tokens = 0
@@ -222,7 +226,7 @@ class AdaptiveEngine:
             controller = self.controller
             self._samples.at_step(controller.decided_steps, at_once=controller.policy.attentive)
             context_tokens = self._mean_context_tokens(batch, requests)
-        decision = self.controller.decide(requests, lambda: self._spec_fits(batch), context_tokens)
+        decision = self.controller.decide(requests, lambda: self._spec_surely_fits(batch), context_tokens)
         plan = StepPlan(decision, requests)
         if decision.mode is Mode.PLAIN:
             plan.reserve_tokens = self._plain_reserve_tokens()
@@ -270,10 +274,17 @@ class AdaptiveEngine:
         # One slot for the step; and while a verify result is outstanding, whatever it may have accepted.
         return self._most_accepted_tokens if self._unresolved_spec_steps else 1
 
-    def _spec_fits(self, batch: Any) -> bool:
+    def _spec_surely_fits(self, batch: Any) -> bool:
+        """Whether there is room for a speculative step, looked at again no sooner than it may have run short."""
+        step = self.controller.decided_steps
+        if step >= self._fits_until_step:
+            self._fits_until_step = step + min(self._spec_steps_that_fit(batch), _FIT_STEPS)
+        return step < self._fits_until_step
+
+    def _spec_steps_that_fit(self, batch: Any) -> int:
         outer, self._scoped_plan = self._scoped_plan, _SPEC_ESTIMATE
         try:
-            return self.release.spec_fits(batch)
+            return self.release.spec_steps_that_fit(batch)
         finally:
             self._scoped_plan = outer
 
@@ -295,6 +306,7 @@ class AdaptiveEngine:
             self._read_backlog(worker)
         if not self.release.is_decode(batch):
             self.clock.interrupted()
+            self._fits_until_step = 0  # it took slots, and its requests join the batch
             return self._run_prefill(worker, batch, publish, upstream)
         mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
         if complaint:
@@ -306,7 +318,7 @@ class AdaptiveEngine:
                 self.controller.fault(Fault.PLAIN_STEP, "a plain step failed", error)
                 if self._ledger is not None:
                     self._ledger.forget_from(self.release.rows(batch), self.release.positions(batch))
-            if not self._spec_fits(batch):
+            if not self._spec_steps_that_fit(batch):
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
                 return self._launch_plain(worker, batch, publish)
             self._prepare_for_spec(batch, prepare)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang_adaptive_spec.acceptance import AcceptLength
 from sglang_adaptive_spec.costs import Estimate, StepCosts
@@ -50,8 +50,7 @@ _FASTER = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
+class _View(NamedTuple):
     """What step times say about the batch at hand; it holds until the batch or they change.
 
     Attributes:
@@ -65,11 +64,6 @@ class _View:
     context: int
     spec: Estimate | None
     plain: Estimate | None
-
-    @property
-    def spec_steps(self) -> float | None:
-        """How many plain steps one speculative step takes as long as; None where a time is missing."""
-        return self.spec.seconds / self.plain.seconds if self.spec and self.plain else None
 
     def of(self, mode: Mode) -> Estimate | None:
         return self.spec if mode is Mode.SPEC else self.plain
@@ -170,6 +164,7 @@ class AutoPolicy(Switching):
         self._view = _View(0, 0, None, None)
         # Requests, context and version of the step times that the view holds for.
         self._looked_at = (0, 0, -1)
+        # How many plain steps one speculative step takes as long as; None where a time is missing.
         self._spec_steps: float | None = None
         self._step = 0
         self._last_spec_step = 0
@@ -234,9 +229,10 @@ class AutoPolicy(Switching):
             for mode, back in self._returns.items():
                 # A plain step takes another time now. What is accepted has to do with the texts, not with their number.
                 back.look(self._step, requests, context, soon=mode is Mode.PLAIN)
-        spec, plain = (costs.estimate(mode, requests, context_tokens) for mode in (Mode.SPEC, Mode.PLAIN))
+        spec = costs.estimate(Mode.SPEC, requests, context_tokens)
+        plain = costs.estimate(Mode.PLAIN, requests, context_tokens)
         self._view = _View(requests, context, spec, plain)
-        self._spec_steps = self._view.spec_steps
+        self._spec_steps = spec.seconds / plain.seconds if spec and plain else None
 
     def _gain_of_leaving(self, mode: Mode) -> float | None:
         """Goodput of the other mode, as a multiple of this one's; None while something is not known."""

@@ -152,8 +152,11 @@ class Release(Protocol):
     def most_accepted_tokens(self, server_args: Any) -> int:
         """The most tokens that one speculative step can add to a request."""
 
-    def spec_fits(self, batch: Any) -> bool:
-        """Whether the pool can hold what SGLang reserves for the batch's next speculative step."""
+    def spec_steps_that_fit(self, batch: Any) -> int:
+        """How many steps the batch can take before a speculative one might not fit in the pool; 0: the next may not.
+
+        Each step may take what SGLang reserves for a speculative one. A prefill in between changes the answer.
+        """
 
     # --- the worker --------------------------------------------------------------------------------------
 

@@ -240,11 +240,11 @@ class Sglang0514:
     def most_accepted_tokens(self, server_args: Any) -> int:
         return int(self.arguments(server_args).speculative_num_steps) + 1
 
-    def spec_fits(self, batch: Any) -> bool:
+    def spec_steps_that_fit(self, batch: Any) -> int:
         allocator = batch.token_to_kv_pool_allocator
         # Cheap and nearly always enough; the exact estimate below walks the requests and may evict.
         most = len(batch.reqs) * (self._spec_reserve_tokens + allocator.page_size)
-        return bool(allocator.available_size() >= most or batch.check_decode_mem())
+        return int(allocator.available_size() // most or batch.check_decode_mem())
 
     @cached_property
     def _spec_reserve_tokens(self) -> int:

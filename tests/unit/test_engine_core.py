@@ -45,7 +45,7 @@ class FakeRelease:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
-        self.fits = True
+        self.fits = 1
         self.plain_error: Exception | None = None
         self.engine: AdaptiveEngine | None = None
         self.reserve_seen: list[int] = []
@@ -87,7 +87,7 @@ class FakeRelease:
     def host_seq_lens(self, batch):
         return batch.lengths.clone()
 
-    def spec_fits(self, batch):
+    def spec_steps_that_fit(self, batch):
         self.reserve_seen.append(reserve(self.engine))
         return self.fits
 
@@ -383,7 +383,20 @@ def test_whether_speculation_fits_is_asked_of_sglangs_reserve():
 
 def test_a_batch_that_does_not_fit_is_planned_plain():
     engine = make_engine(THRESHOLD)
-    engine.release.fits = False
+    engine.release.fits = 0
+    assert engine.plan(make_batch()).decision.reason is Reason.KV_PRESSURE
+
+
+def test_the_pool_is_looked_at_again_when_it_may_have_run_short_and_after_a_prefill():
+    engine = make_engine(THRESHOLD)
+    engine.release.fits = 3
+    for _ in range(3):
+        step(engine)
+    assert len(engine.release.reserve_seen) == 1
+    step(engine)
+    assert len(engine.release.reserve_seen) == 2
+    prefill(engine, 8)
+    engine.release.fits = 0
     assert engine.plan(make_batch()).decision.reason is Reason.KV_PRESSURE
 
 
@@ -991,7 +1004,7 @@ def test_a_chunk_as_long_as_the_context_is_refused():
 
 def test_a_failed_plain_step_without_room_to_speculate_is_tried_again():
     engine = make_engine(THRESHOLD)
-    engine.release.fits = False
+    engine.release.fits = 0
     batch = make_batch()
     assert prepare(engine, batch) == 1
     failures = iter([RuntimeError("once")])
