@@ -71,6 +71,9 @@ RELIES_ON = (
     either(_ALLOCATION, "alloc_token_slots"),
     either(_SIZES, "get_alloc_len_per_decode"),
     "sglang.srt.mem_cache.common:release_kv_cache",
+    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.alloc",
+    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.available_size",
+    "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator.free",
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer",
     "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
     f"{RUNNER}._forward_raw",
@@ -82,6 +85,7 @@ RELIES_ON = (
     "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture",
     "sglang.srt.model_executor.runner.eager_runner:EagerRunner.__init__",
     "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.from_schedule_batch",
+    "sglang.srt.sampling.sampling_params:SamplingParams.normalize",
     either(
         ("sglang.srt.speculative.eagle_worker_common", "sglang.srt.speculative.base_spec_worker"),
         "prepare_for_draft",
@@ -140,9 +144,11 @@ READS: Mapping[str, str] = {
     "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode": "FULL",
     "sglang.srt.speculative.spec_info:SpeculativeAlgorithm": "NONE is_none",
     _GRAPHS: "capture_bs",
-    "sglang.srt.mem_cache.memory_pool:ReqToTokenPool": "req_to_token",
+    "sglang.srt.layers.radix_attention:RadixAttention": "k_scale v_scale",
+    "sglang.srt.mem_cache.memory_pool:ReqToTokenPool": "free_slots req_to_token",
+    "sglang.srt.model_executor.forward_batch_info:ForwardMode": "DECODE",
     DRAFT_INPUT: "bonus_tokens hidden_states topk_index topk_p",
-    RUNNER: "attn_backend decode_cuda_graph_runner init_new_workspace model model_config prefill_cuda_graph_runner "
+    RUNNER: "attn_backend decode_cuda_graph_runner init_new_workspace kv_cache_dtype model model_config prefill_cuda_graph_runner "
     "req_to_token_pool server_args sliding_window_size spec_algorithm",
     RUNNER_MEMORY: "max_running_requests max_total_num_tokens token_to_kv_pool",
     WORKER: "gpu_id plan_stream server_args topk",
@@ -162,11 +168,11 @@ PROMPT_FIELDS = (
 """For prompts that wait for the draft: functions, and attributes of the batch."""
 
 SERVER_ARGUMENTS = (
-    "chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode dp_size "
+    "attention_backend chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode dp_size "
     "enable_custom_logit_processor enable_deterministic_inference enable_dp_attention enable_hierarchical_cache "
     "enable_hisparse enable_lora enable_memory_saver enable_multi_layer_eagle enable_multimodal enable_pdmux "
     "enable_return_hidden_states enable_streaming_session enable_torch_compile enable_two_batch_overlap ep_size "
-    "lora_paths max_running_requests pp_size speculative_adaptive speculative_algorithm speculative_eagle_topk "
+    "lora_paths max_running_requests pp_size quantization speculative_adaptive speculative_algorithm speculative_eagle_topk "
     "speculative_num_draft_tokens speculative_num_steps speculative_use_rejection_sampling tp_size"
 )
 """Of the server's arguments, the ones that are read."""

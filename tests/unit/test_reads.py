@@ -17,8 +17,9 @@ KNOWS_SGLANG = [
     path
     for folder, pattern in (
         (ROOT / "patches", "*.py"),
-        (OURS / "releases", "sglang_*.py"),
-        (OURS, "releases/refusals*"),
+        (OURS / "releases", "*_0_5_*.py"),
+        (OURS / "releases", "keys_only.py"),
+        (OURS / "releases", "step_bench.py"),
     )
     for path in folder.glob(pattern)
 ]
@@ -30,23 +31,24 @@ def _words(text: str) -> set[str]:
 
 # Of Python's and torch's own objects.
 ELSEWHERE = {*dir(str), *dir(dict), *dir(object)} | _words(
-    "__dict__ addFilter all any clamp device dtype enter_context exception flatten info itemsize max min modules name "
-    "parameters shape sum to unsqueeze warning"
+    "__dict__ addFilter all any clamp clone cpu cumsum device dtype enter_context exception flatten hexdigest info "
+    "is_cuda itemsize max min modules name parameters record record_stream shape sum to to_dict tolist unsqueeze "
+    "warning"
 )
-MODULES = _words("copy importlib inspect logging np time torch wrapt")
+MODULES = _words("copy hashlib importlib inspect json logging np time torch wrapt")
 # Read with a default, or only where they are there.
 OPTIONAL = _words(
     "attn_dp_size capture_aux_hidden_states decode_attention_backend_str draft_owns_attention draft_tp_context "
     "layers_to_capture parallel_layout prefill_attention_backend_str"
 )
 # Of a torch or SGLang object whose owner says it in a property of its own.
-PASSED_THROUGH = _words("available_size bs draft_vocab_size features graph max_bs override page_size tp_rank")
+PASSED_THROUGH = _words("bs draft_vocab_size features graph max_bs override page_size tp_rank")
 
 
 def read_names(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
-            if not (isinstance(node.value, ast.Name) and node.value.id in MODULES):
+            if ast.unparse(node).partition(".")[0] not in MODULES:
                 yield node.attr
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("swapped"):
             yield from (keyword.arg for keyword in node.keywords if keyword.arg)
