@@ -58,7 +58,7 @@ def register():
 
     def init_with_end(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self.think_end_id = 19
+        self.think_end_id, self.think_end_ids = 19, [19]  # the name changed between releases
 
     ModelConfig.__init__ = init_with_end
 """
