@@ -31,9 +31,11 @@ test-release:
 test-newest:
 	@$(MAKE) --no-print-directory test-release RELEASE=$(NEWEST) CORE=1
 
-# What is too long for every run: ten thousand steps with flips at random moments, and hundreds of random scripts.
+# What is too long for every run: ten thousand steps with flips at random moments, hundreds of random scripts, and ten
+# minutes of load. Leaves its result in bench/results.
 soak: env
-	$(PYTHON) -m pytest -m soak -s
+	$(PYTHON) $(PYTEST) -m soak --junitxml=.soak.xml
+	$(PYTHON) -m bench.soak --seconds 600 --tests .soak.xml
 
 lint: env
 	.venv/bin/ruff check .

@@ -129,6 +129,12 @@ class Server:
             time.sleep(0.5)
         raise ServerError(f"The {self.name} server was not ready after {timeout_seconds:.0f} s.")
 
+    @property
+    def pid(self) -> int:
+        """The server's first process."""
+        assert self._process is not None
+        return self._process.pid
+
     def send_signal(self, number: signal.Signals) -> None:
         """Signal the server's first process, as a supervisor would."""
         assert self._process is not None

@@ -148,8 +148,8 @@ READS: Mapping[str, str] = {
     "sglang.srt.mem_cache.memory_pool:ReqToTokenPool": "free_slots req_to_token",
     "sglang.srt.model_executor.forward_batch_info:ForwardMode": "DECODE",
     DRAFT_INPUT: "bonus_tokens hidden_states topk_index topk_p",
-    RUNNER: "attn_backend decode_cuda_graph_runner init_new_workspace kv_cache_dtype model model_config prefill_cuda_graph_runner "
-    "req_to_token_pool server_args sliding_window_size spec_algorithm",
+    RUNNER: "attn_backend decode_cuda_graph_runner init_new_workspace kv_cache_dtype model model_config "
+    "prefill_cuda_graph_runner req_to_token_pool server_args sliding_window_size spec_algorithm",
     RUNNER_MEMORY: "max_running_requests max_total_num_tokens token_to_kv_pool",
     WORKER: "gpu_id plan_stream server_args topk",
     ANY_WORKER: "draft_worker target_worker",
@@ -168,12 +168,13 @@ PROMPT_FIELDS = (
 """For prompts that wait for the draft: functions, and attributes of the batch."""
 
 SERVER_ARGUMENTS = (
-    "attention_backend chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode dp_size "
-    "enable_custom_logit_processor enable_deterministic_inference enable_dp_attention enable_hierarchical_cache "
-    "enable_hisparse enable_lora enable_memory_saver enable_multi_layer_eagle enable_multimodal enable_pdmux "
-    "enable_return_hidden_states enable_streaming_session enable_torch_compile enable_two_batch_overlap ep_size "
-    "lora_paths max_running_requests pp_size quantization speculative_adaptive speculative_algorithm speculative_eagle_topk "
-    "speculative_num_draft_tokens speculative_num_steps speculative_use_rejection_sampling tp_size"
+    "attention_backend chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode "
+    "dp_size enable_custom_logit_processor enable_deterministic_inference enable_dp_attention "
+    "enable_hierarchical_cache enable_hisparse enable_lora enable_memory_saver enable_multi_layer_eagle "
+    "enable_multimodal enable_pdmux enable_return_hidden_states enable_streaming_session enable_torch_compile "
+    "enable_two_batch_overlap ep_size lora_paths max_running_requests pp_size quantization speculative_adaptive "
+    "speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens speculative_num_steps "
+    "speculative_use_rejection_sampling tp_size"
 )
 """Of the server's arguments, the ones that are read."""
 
