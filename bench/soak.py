@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -108,10 +109,10 @@ class Soak:
 
     async def _hang_up(self, prompt: Prompt) -> None:
         self.seen.hung_up += 1
-        task = asyncio.ensure_future(stream(self._client, prompt, lambda _: None))
-        await asyncio.wait([task], timeout=self._draw.uniform(0.01, 0.5))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        # Cancelling it closes the connection. What fails before that counts as for any other request.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._draw.uniform(0.01, 0.5)):
+                await stream(self._client, prompt, lambda _: None)
 
     async def _flip(self, end: float, flip_seconds: float) -> None:
         while time.monotonic() < end:
@@ -127,9 +128,20 @@ class Soak:
         return {"policy": kind} if kind != "threshold" else {"disable_batch_threshold": self._draw.randint(2, 12)}
 
     async def use(self, **settings: Any) -> None:
-        """Put other settings in charge."""
-        body = {"server_args": {"adaptive_spec": settings}}
-        (await self._client.post("/set_internal_state", json=body)).raise_for_status()
+        """Put other settings in charge, in the form that all releases let through.
+
+        Raises:
+            LoadError: the server refused.
+        """
+        numbers = {
+            f"adaptive_spec.{name}.{value}" if isinstance(value, str) else f"adaptive_spec.{name}": (
+                1 if isinstance(value, str) else value
+            )
+            for name, value in settings.items()
+        }
+        answer = await self._client.post("/set_internal_state", json={"server_args": numbers})
+        if answer.status_code != httpx.codes.OK or not all(answer.json()):
+            raise LoadError(f"The server refused {settings}: {answer.status_code} {answer.text[:500]}")
 
     async def _sample(self, end: float, every_seconds: float) -> None:
         start = time.monotonic()
@@ -195,12 +207,14 @@ def complaints(seen: Seen, state: Mapping[str, Any], used_tokens: int) -> list[s
 
 def outcomes(junit: Path) -> dict[str, Any]:
     """The row of what pytest wrote with ``--junitxml``."""
-    cases = list(ElementTree.parse(junit).iter("testcase"))
-    bad = [case for case in cases if any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))]
+    cases = {f"{case.get('classname')}::{case.get('name')}": case for case in ElementTree.parse(junit).iter("testcase")}
+    passed = {
+        name: all(case.find(kind) is None for kind in ("failure", "error", "skipped")) for name, case in cases.items()
+    }
     return {
         "kind": "tests",
-        "seconds": {case.attrib["name"]: float(case.attrib["time"]) for case in cases},
-        "complaints": [f"{case.attrib['name']} did not pass" for case in bad],
+        "seconds": {name: float(case.attrib["time"]) for name, case in cases.items()},
+        "complaints": [f"{name} did not pass" for name, well in passed.items() if not well],
     }
 
 
@@ -274,8 +288,8 @@ def main(argv: list[str]) -> int:
     rows = [outcomes(args.tests)] if args.tests else []
     try:
         rows.append(run(args))
-    except (ServerError, LoadError) as error:
-        rows.append({"kind": "soak", "complaints": [str(error)]})
+    except (ServerError, LoadError, httpx.HTTPError, psutil.Error) as error:
+        rows.append({"kind": "soak", "complaints": [f"{type(error).__name__}: {error}"]})
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.unlink(missing_ok=True)
     for row in (header, *rows):

@@ -160,6 +160,8 @@ class Controller:
     def learn(self, times: Iterable[StepTime], verifies: Iterable[tuple[int, int]]) -> None:
         """Let the policy hear of step times and verify results; the same ones on every rank, at the same step.
 
+        Where it fails at one, it does not hear of those behind, which is one fault.
+
         Args:
             times: Of decode steps.
             verifies: The requests of a verify step, and the tokens they got out of it in all.

@@ -306,7 +306,8 @@ class AdaptiveEngine:
             self._read_backlog(worker)
         if not self.release.is_decode(batch):
             self.clock.interrupted()
-            self._fits_until_step = 0  # it took slots, and its requests join the batch
+            # It took slots, and its requests join the batch.
+            self._fits_until_step = self._context_requests = 0
             return self._run_prefill(worker, batch, publish, upstream)
         mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
         if complaint:
@@ -540,6 +541,8 @@ class AdaptiveEngine:
         if settings.policy in ("auto", "threshold"):
             self._unheld = settings
             self._measures = settings.policy == "auto"
+        # What waits for the policy so far is no news to the next one.
+        self._samples.clear()
         self.controller.policy = policy
         self.controller.set_dry_run(settings.dry_run)
         logger.info("adaptive-spec: settings are now %s%s", settings.to_json(), f", asked by {by}" if by else "")

@@ -47,6 +47,10 @@ class SampleRelay:
         """A verify step gave so many requests so many tokens."""
         self._verifies.append((requests, tokens))
 
+    def clear(self) -> None:
+        """Forget what waits; on all ranks at the same step."""
+        self._times, self._verifies = [], []
+
     def at_step(self, number: int, *, at_once: bool) -> None:
         """A step is about to be decided, on all ranks.
 

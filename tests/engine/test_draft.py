@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,12 +62,7 @@ def register():
 """
 
 
-def in_a_group(name: str, value: object) -> Any:
-    """A parameter whose tests share a worker, beside others of the file."""
-    return pytest.param(value, id=name, marks=pytest.mark.xdist_group(f"draft-{name}"))
-
-
-@pytest.fixture(scope="module", params=[in_a_group("chain", CHAIN), in_a_group("tree", TREE)])
+@pytest.fixture(scope="module", params=[CHAIN, TREE], ids=["chain", "tree"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("draft") / "log"
     with serve(log, [*SPECULATION, *request.param], settings=THRESHOLD) as server:
@@ -76,7 +70,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         assert server.state()["faults"] == 0
 
 
-@pytest.fixture(scope="module", params=[in_a_group(kind, kind) for kind in ("EAGLE", "MTP")])
+@pytest.fixture(scope="module", params=["EAGLE", "MTP"])
 def of_another_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Drafts that read the target's last states: a model of its own, and a layer of the target's checkpoint."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -128,7 +122,7 @@ def test_drafts_of_other_kinds_change_no_token(
 @pytest.mark.supports(
     "Control", "weights updated from disk under way", since="0.1.0", note="not `recapture_cuda_graph`"
 )
-@pytest.mark.parametrize("of_another_kind", [in_a_group("MTP", "MTP")], indirect=True)
+@pytest.mark.parametrize("of_another_kind", ["MTP"], indirect=True)
 def test_weights_can_be_updated_between_flips(
     of_another_kind: Server, load: list[Request], reference: list[list[int]]
 ) -> None:

@@ -48,11 +48,7 @@ FLIPS: dict[str, dict[str, Any]] = {
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
 
 
-# A group each, so that several workers share in them.
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(each, id=str(each), marks=pytest.mark.xdist_group(f"tokens-{each}")) for each in LAYOUTS],
-)
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     layout: Layout = request.param
     log = tmp_path_factory.mktemp(str(layout)) / "server.log"

@@ -91,6 +91,19 @@ def test_arguments_can_be_seen_with_other_values_and_stay_as_they_are():
     assert own.topk == 1
 
 
+@pytest.mark.parametrize(
+    ("free", "by_sglangs_count", "steps"),
+    [(72, False, 3), (71, False, 2), (24, False, 1), (23, True, 1), (23, False, 0), (0, False, 0)],
+)
+def test_steps_fit_as_long_as_each_may_take_its_reserve_and_a_page(adapter, free, by_sglangs_count, steps):
+    adapter._spec_reserve_tokens = 8
+    pool = SimpleNamespace(available_size=lambda: free, page_size=4)
+    batch = SimpleNamespace(
+        reqs=[None, None], token_to_kv_pool_allocator=pool, check_decode_mem=lambda: by_sglangs_count
+    )
+    assert adapter.spec_steps_that_fit(batch) == steps
+
+
 def test_what_speculation_reserves_is_sglangs_own_number(adapter, monkeypatch):
     """Not that of the wrapped names, which answer for the mode that a batch may run in."""
     for module, tokens in (("mem_cache.common", 8), ("mem_cache.allocation_sizing", 8), ("managers.schedule_batch", 1)):

@@ -52,5 +52,5 @@ def test_pytests_outcomes_are_kept(tmp_path: Path):
         "</testsuite></testsuites>"
     )
     row = outcomes(junit)
-    assert row["seconds"] == {"fine": 1.5, "not": 2.0}
-    assert row["complaints"] == ["not did not pass"]
+    assert row["seconds"] == {"a::fine": 1.5, "a::not": 2.0}
+    assert row["complaints"] == ["a::not did not pass"]

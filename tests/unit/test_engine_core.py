@@ -1120,6 +1120,30 @@ def test_what_serving_takes_reaches_the_policy(monkeypatch):
     assert all(seconds > 0 for *_, seconds in heard)
 
 
+def test_the_context_is_looked_at_anew_after_a_prefill():
+    """Another request may have taken the place of one that left: as many, and of another length."""
+    engine = make_engine(AUTO)
+    looks = []
+    engine.release.mean_context_tokens = lambda batch: looks.append(batch) or 100
+    for _ in range(5):
+        step(engine, requests=2)
+    assert len(looks) == 1
+    prefill(engine, 8)
+    step(engine, requests=2)
+    assert len(looks) == 2
+
+
+def test_what_one_policy_has_not_heard_the_next_one_does_not():
+    engine = make_engine(AUTO)
+    for _ in range(HAND_ON_EVERY_STEPS + 3):
+        step(engine, requests=2)
+    engine.use({"disable_batch_threshold": 3})
+    step(engine, requests=2)
+    engine.use({"policy": "auto"})
+    engine.plan(make_batch(2))
+    assert engine.snapshot()["explain"]["accept_length"] is None
+
+
 def test_step_times_are_kept_while_a_server_that_measures_is_held():
     engine = make_engine(AUTO)
     engine.use({"policy": "plain"})
