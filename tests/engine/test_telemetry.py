@@ -55,8 +55,9 @@ def generate_rising_and_falling(server: Server, seed: int) -> list[dict[str, Any
     prompts = heldout_prompts(6, seed=seed, max_size=16)
 
     def send(index: int) -> dict[str, Any]:
-        time.sleep(0.15 * index)
-        return server.generate(prompts[index], max_new_tokens=120 + 30 * index, ignore_eos=index % 2 == 0)
+        time.sleep(0.04 * index)
+        # Long enough to meet even where a step takes a few milliseconds; only one may end earlier.
+        return server.generate(prompts[index], max_new_tokens=200 + 40 * index, ignore_eos=index != 1)
 
     with ThreadPoolExecutor(len(prompts)) as pool:
         return list(pool.map(send, range(len(prompts))))
