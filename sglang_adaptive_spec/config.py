@@ -144,7 +144,7 @@ class Settings:
             raise Refusal(
                 f"Unknown setting {', '.join(map(repr, unknown))}.",
                 "A setting that nobody reads would silently change nothing.",
-                f"Correct the flag or {CONFIG_VARIABLE}. Known settings: {', '.join(FLAGS)}.",
+                f"Correct the flag or {CONFIG_VARIABLE}. Known settings: {', '.join([*FLAGS, 'measure_seconds'])}.",
             )
         return cls(**values)
 
@@ -212,6 +212,8 @@ SWITCHES = frozenset(field.name for field in fields(Settings) if isinstance(fiel
 """The settings that are either on or off."""
 
 _OPTIONAL = {"disable_batch_threshold", "resume_batch_threshold"}
+DECIDES = frozenset({"policy", *_OPTIONAL})
+"""The settings that say who decides on the mode; a threshold asks for the policy that goes by it."""
 _MINIMUM = {
     "disable_batch_threshold": 1,
     "resume_batch_threshold": 1,

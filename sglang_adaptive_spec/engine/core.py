@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_adaptive_spec import calibration
 from sglang_adaptive_spec.clock import StepClock, StepTime
-from sglang_adaptive_spec.config import DEFAULT_CATCH_UP_TOKENS, Settings
+from sglang_adaptive_spec.config import DECIDES, DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.costs import StepCosts
 from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
@@ -508,7 +509,7 @@ class AdaptiveEngine:
     # --- control -----------------------------------------------------------------------------------------
 
     def use(self, asked: Mapping[str, Any], by: str | None = None) -> None:
-        """Change settings from the next step on; what is not mentioned stays.
+        """Change settings from the next step on; what is not mentioned stays, a hold in one mode included.
 
         Args:
             by: Who asked, for the log.
@@ -537,6 +538,12 @@ class AdaptiveEngine:
                 "It was started with the fixed policy 'plain', so the draft was never kept up to date.",
                 "Start it with the policy 'auto' or 'threshold'.",
             )
+        told = json.dumps(settings.effective()), f", asked by {by}" if by else ""
+        if self.settings is not self._unheld and not DECIDES.intersection(asked):
+            # Held in one mode by hand; nobody asked for that to end.
+            self._unheld = settings
+            logger.info("adaptive-spec: once no longer held in one mode, settings will be %s%s", *told)
+            return
         self.settings = settings
         if settings.policy in ("auto", "threshold"):
             self._unheld = settings
@@ -545,7 +552,7 @@ class AdaptiveEngine:
         self._samples.clear()
         self.controller.policy = policy
         self.controller.set_dry_run(settings.dry_run)
-        logger.info("adaptive-spec: settings are now %s%s", settings.to_json(), f", asked by {by}" if by else "")
+        logger.info("adaptive-spec: settings are now %s%s", *told)
 
     def publish_with(self, reporter: Any) -> None:
         """Publish the state where one of SGLang's reporters publishes its metrics."""

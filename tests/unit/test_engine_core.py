@@ -1133,6 +1133,26 @@ def test_the_context_is_looked_at_anew_after_a_prefill():
     assert len(looks) == 2
 
 
+@pytest.mark.parametrize("other", [{"min_dwell_steps": 17}, {"dry_run": True}, {"dry_run": False}])
+def test_a_hold_lasts_until_somebody_asks_who_decides(other):
+    engine = make_engine(AUTO)
+    engine.use({"policy": "plain"})
+    engine.use(other)
+    assert engine.snapshot()["policy"] == "plain"
+    assert step(engine) == 1
+    assert not engine.controller.dry_run
+    engine.use({"policy": "auto"})
+    settings = engine.snapshot()["settings"]
+    assert {name: settings[name] for name in other} == other
+
+
+def test_a_threshold_ends_a_hold():
+    engine = make_engine(THRESHOLD)
+    engine.use({"policy": "plain"})
+    engine.use({"disable_batch_threshold": 5})
+    assert engine.snapshot()["policy"] == "threshold"
+
+
 def test_what_one_policy_has_not_heard_the_next_one_does_not():
     engine = make_engine(AUTO)
     for _ in range(HAND_ON_EVERY_STEPS + 3):
