@@ -547,9 +547,10 @@ class AdaptiveEngine:
         self.settings = settings
         if settings.policy in ("auto", "threshold"):
             self._unheld = settings
-            self._measures = settings.policy == "auto"
-        # What waits for the policy so far is no news to the next one.
-        self._samples.clear()
+            if not (measures := settings.policy == "auto"):
+                # Or it would be news to a policy that measures again some day.
+                self._samples.clear()
+            self._measures = measures
         self.controller.policy = policy
         self.controller.set_dry_run(settings.dry_run)
         logger.info("adaptive-spec: settings are now %s%s", *told)
