@@ -28,7 +28,7 @@ from bench import host
 from bench.demo.load import LoadError, Prompt, TokenIds, first_difference, make_prompts, stream, together
 from bench.demo.options import MODELS
 from bench.demo.run import ask_reference, client_for
-from bench.results import RESULTS, append_row, now
+from bench.results import RESULTS, append_row, now, without_paths
 from bench.server import Server, ServerError, cuda_device_present, server_arguments, server_environment
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
@@ -284,7 +284,7 @@ def main(argv: list[str]) -> int:
         print("The plugin is not installed in this environment, so SGLang would not load it.")
         return 2
     header = {"kind": "header", "tool": "bench.soak", "started": now(), "host": host.facts()}
-    header["command"] = " ".join(["python -m bench.soak", *argv])
+    header["command"] = without_paths(" ".join(["python -m bench.soak", *argv]))
     rows = [outcomes(args.tests)] if args.tests else []
     try:
         rows.append(run(args))
