@@ -34,6 +34,7 @@ test-newest:
 # What is too long for every run: ten thousand steps with flips at random moments, hundreds of random scripts, and ten
 # minutes of load. Leaves its result in bench/results.
 soak: env
+	@rm -f .soak.xml
 	-$(PYTHON) $(PYTEST) -m soak --junitxml=.soak.xml
 	$(PYTHON) -m bench.soak --seconds 600 --tests .soak.xml
 

@@ -65,6 +65,17 @@ def server_arguments(
     return [*arguments, *extra]
 
 
+def settings_body(settings: Mapping[str, str | int]) -> dict[str, dict[str, int]]:
+    """What to post to /set_internal_state for other settings, in the form that all releases let through."""
+    numbers = {
+        f"adaptive_spec.{name}.{value}" if isinstance(value, str) else f"adaptive_spec.{name}": (
+            1 if isinstance(value, str) else int(value)
+        )
+        for name, value in settings.items()
+    }
+    return {"server_args": numbers}
+
+
 def server_environment(base: Mapping[str, str], with_plugin: bool, on_gpu: bool) -> dict[str, str]:
     """`base` with the plugin switched on or off, whatever it said before."""
     environment = {name: value for name, value in base.items() if not name.startswith("SGLANG_ADAPTIVE_SPEC")}

@@ -29,7 +29,14 @@ from bench.demo.load import LoadError, Prompt, TokenIds, first_difference, make_
 from bench.demo.options import MODELS
 from bench.demo.run import ask_reference, client_for
 from bench.results import RESULTS, append_row, now, without_paths
-from bench.server import Server, ServerError, cuda_device_present, server_arguments, server_environment
+from bench.server import (
+    Server,
+    ServerError,
+    cuda_device_present,
+    server_arguments,
+    server_environment,
+    settings_body,
+)
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
 THRESHOLD = 8
@@ -128,18 +135,12 @@ class Soak:
         return {"policy": kind} if kind != "threshold" else {"disable_batch_threshold": self._draw.randint(2, 12)}
 
     async def use(self, **settings: Any) -> None:
-        """Put other settings in charge, in the form that all releases let through.
+        """Put other settings in charge.
 
         Raises:
             LoadError: the server refused.
         """
-        numbers = {
-            f"adaptive_spec.{name}.{value}" if isinstance(value, str) else f"adaptive_spec.{name}": (
-                1 if isinstance(value, str) else value
-            )
-            for name, value in settings.items()
-        }
-        answer = await self._client.post("/set_internal_state", json={"server_args": numbers})
+        answer = await self._client.post("/set_internal_state", json=settings_body(settings))
         if answer.status_code != httpx.codes.OK or not all(answer.json()):
             raise LoadError(f"The server refused {settings}: {answer.status_code} {answer.text[:500]}")
 

@@ -168,9 +168,7 @@ class StepCosts:
     def _learned(self, mode: Mode, key: tuple[int, int]) -> None:
         self.version += 1
         bucket, context = key
-        sizes = self._known[mode].get(context)
-        if sizes is None:
-            sizes = self._known[mode][context] = []
+        sizes = self._known[mode].setdefault(context, [])
         if bucket not in sizes:
             insort(sizes, bucket)
 

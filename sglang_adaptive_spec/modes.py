@@ -19,7 +19,7 @@ class Mode(str, Enum):
     """The mode that this one gives way to."""
 
 
-# No property, which takes as long as half of what a policy decides in.
+# Not a property, which is a call at every decision.
 Mode.SPEC.other, Mode.PLAIN.other = Mode.PLAIN, Mode.SPEC
 
 

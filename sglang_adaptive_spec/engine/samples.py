@@ -10,7 +10,7 @@ from sglang_adaptive_spec.clock import StepTime
 Verify = tuple[int, int]
 
 HAND_ON_EVERY_STEPS = 8
-"""Decode steps between two deliveries. Taken one after the other, samples cost the host a third of what each costs in
+"""Decode steps between two deliveries. Taken one after the other, samples cost the host less than each does in
 between everything else that a step does."""
 SHARE_EVERY_STEPS = 64
 """Decode steps between two broadcasts: rare enough to cost nothing, often enough for a cost table that moves slowly."""

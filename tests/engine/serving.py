@@ -16,6 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.server import Server as ServerProcess
+from bench.server import settings_body
 
 START_SECONDS = 240
 # Whether SGLang's messages carry more than plain numbers: a request's plain steps, why a change was refused.
@@ -85,12 +86,7 @@ class Server:
 
     def use(self, **settings: Any) -> bool:
         """Put other settings in charge; whether the server took them."""
-        # In the form that all releases let through.
-        flat = {
-            f"adaptive_spec.{n}.{v}" if isinstance(v, str) else f"adaptive_spec.{n}": v for n, v in settings.items()
-        }
-        numbers = {name: 1 if isinstance(value, str) else int(value) for name, value in flat.items()}
-        answer = self.client.post("/set_internal_state", json={"server_args": numbers})
+        answer = self.client.post("/set_internal_state", json=settings_body(settings))
         return answer.status_code == httpx.codes.OK and all(answer.json())
 
     def scrape(self) -> dict[str, float]:
