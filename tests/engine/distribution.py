@@ -110,9 +110,7 @@ def p_value_of_others(others: dict[Tokens, float], probabilities: dict[Tokens, f
     return _survival(max(0.0, freedom + beyond - 4 * math.sqrt(2 * (freedom + 2 * beyond))), freedom)
 
 
-def _cells(
-    counts: Mapping[Tokens, float], probabilities: dict[Tokens, float], times: int
-) -> list[tuple[float, float]]:
+def _cells(counts: Mapping[Tokens, float], probabilities: dict[Tokens, float], times: int) -> list[tuple[float, float]]:
     """Counted and expected, a cell."""
     cells: list[tuple[float, float]] = []
     counted, expected = 0.0, 0.0

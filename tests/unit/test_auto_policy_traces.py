@@ -130,8 +130,7 @@ def check(trace: Trace, run: Run, machine: Machine, extra_switches: int = 0) -> 
 def test_a_trace(trace, start):
     machine = Machine(trace.backend)
     runs = [
-        serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, ranks=start.ranks)
-        for seed in trace.seeds
+        serve(policy(start.costs(machine)), machine, trace.loads, seed=seed, ranks=start.ranks) for seed in trace.seeds
     ]
     for run in runs:
         print(f"regret {run.regret:.2%}, switches {len(run.switches())}, probes {len(run.switches(probes=True)) // 2}")
