@@ -129,11 +129,7 @@ class Plugin:
             if runtime.draft_ring_gib:
                 tokens = self.engine.catch_up_chunk_tokens
                 built += f"; {runtime.draft_ring_gib:.2f} GiB of it holds {tokens} tokens a request for the draft"
-        applied = len(self.patch_set.applied)
-        return (
-            f"adaptive-spec {__version__} on SGLang {self.sglang_version}: {policy}; {built}; {applied} functions "
-            "wrapped"
-        )
+        return f"adaptive-spec {__version__} on SGLang {self.sglang_version}: {policy}; {built}"
 
     def remind_of_drift(self) -> None:
         """Say once more, in a started scheduler's log, what was allowed to differ."""

@@ -144,7 +144,7 @@ class Settings:
             raise Refusal(
                 f"Unknown setting {', '.join(map(repr, unknown))}.",
                 "A setting that nobody reads would silently change nothing.",
-                f"Correct the flag or {CONFIG_VARIABLE}. Known settings: {', '.join([*FLAGS, 'measure_seconds'])}.",
+                f"Correct its name. Known settings: {', '.join([*FLAGS, 'measure_seconds'])}.",
             )
         return cls(**values)
 
@@ -251,7 +251,7 @@ def _bad(name: str, value: object, expected: str) -> Refusal:
     return Refusal(
         f"{FLAGS.get(name, name)} ({name} in JSON) is {value!r}.",
         f"It has to be {expected}.",
-        f"Correct the flag, or {CONFIG_VARIABLE} where the settings are JSON.",
+        f"Correct it where it was given: the flag, {CONFIG_VARIABLE}, or the request to change settings.",
     )
 
 

@@ -281,12 +281,14 @@ class Sglang0514:
         keeps_draft = catch_up_tokens is not None
         attn_backend, graph_runner, sizes = self._build_target(worker, capture_hidden=keeps_draft)
         draft_sync = None if catch_up_tokens is None else self._build_draft_sync(worker, catch_up_tokens)
+        ring_gib = draft_sync.ring.memory_gib if draft_sync else 0.0
         return PlainRuntime(
             attn_backend=attn_backend,
             graph_runner=graph_runner,
             draft_sync=draft_sync,
-            draft_ring_gib=draft_sync.ring.memory_gib if draft_sync else 0.0,
-            memory_gib=max(0.0, free_before - free_gib()),
+            draft_ring_gib=ring_gib,
+            # On a CPU what is free says little: others use it, and memory counts once it is written to.
+            memory_gib=max(ring_gib, free_before - free_gib()),
             build_seconds=time.perf_counter() - start,
             graph_sizes=sizes,
         )

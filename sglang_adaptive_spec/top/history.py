@@ -18,7 +18,7 @@ class Rates:
     """What happened between two samples.
 
     Attributes:
-        plain_share: Share of the decode steps that ran plain; None without a step.
+        plain_share: Share of the decode steps that ran plain, in a dry run that would have; None without a step.
         accept_length: Tokens that a request gained in a speculative step; None without one.
         running_requests: As of the later sample; None where the server does not say.
         time_to_first_token_seconds: Mean over the requests that got theirs; None without one.
@@ -38,7 +38,7 @@ class Rates:
 def rates_between(before: Sample, after: Sample) -> Rates:
     """Rates of one server from two of its samples, the later of which is later."""
     seconds = after.at_seconds - before.at_seconds
-    plain_steps = after.steps["plain"] - before.steps["plain"]
+    plain_steps = after.plain_steps - before.plain_steps
     steps = after.all_steps - before.all_steps
     verified = after.verified_requests - before.verified_requests
     return Rates(
@@ -142,6 +142,8 @@ class History:
             "sglang_version": latest.sglang_version,
             "settings": dict(latest.settings),
             "mode": latest.mode,
+            "dry_run": latest.dry_run,
+            "decided_mode": latest.decided_mode,
             "running_requests": latest.running_requests,
             "waiting_requests": latest.waiting_requests,
             "tokens_per_second": rates.tokens_per_second if rates else None,

@@ -54,6 +54,10 @@ class Sample:
         at_seconds: Unix time on the server.
         sglang_version: As the server reports it.
         settings: The plugin's settings, the derived ones filled in.
+        mode: Of the last decode step.
+        dry_run: Whether every step speculates, whatever is decided.
+        decided_mode: What was decided for the last step; another than ``mode`` at most in a dry run.
+        dry_run_steps: Decode steps of dry runs by the mode that was decided for them.
         steps: Decode steps by mode.
         tokens: Tokens that decode steps gave to clients, by mode.
         accepted_tokens: Tokens of speculative steps, the bonus tokens included.
@@ -76,6 +80,9 @@ class Sample:
     sglang_version: str
     settings: Mapping[str, Any]
     mode: str
+    dry_run: bool
+    decided_mode: str
+    dry_run_steps: Mapping[str, int]
     steps: Mapping[str, int]
     tokens: Mapping[str, int]
     accepted_tokens: int
@@ -98,6 +105,11 @@ class Sample:
         return sum(self.steps.values())
 
     @property
+    def plain_steps(self) -> int:
+        """Steps that ran plain, or would have but for a dry run."""
+        return self.steps["plain"] + self.dry_run_steps["plain"]
+
+    @property
     def all_tokens(self) -> int:
         return sum(self.tokens.values())
 
@@ -117,6 +129,7 @@ class Sampler:
             NotSGLang: this is no URL.
         """
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._tells_load = True
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             self._client = httpx.Client(
@@ -167,8 +180,12 @@ class Sampler:
             ) from error
 
     def _load(self) -> Mapping[str, Any]:
-        # Not every release has it; and on SGLang 0.5.14 with --enable-metrics and a newer FastAPI it is broken.
+        if not self._tells_load:
+            return {}
         response = self._ask("/v1/loads?include=core")
+        # Not every release has it. On SGLang 0.5.14 with --enable-metrics and a newer FastAPI it is broken, and each
+        # request leaves a traceback in the server's log: it is not asked again.
+        self._tells_load = response.status_code not in (httpx.codes.NOT_FOUND, httpx.codes.INTERNAL_SERVER_ERROR)
         if not response.is_success:
             return {}
         loads = response.json()["loads"]
@@ -220,6 +237,9 @@ def read_sample(block: Mapping[str, Any], load: Mapping[str, Any], exposition: s
         sglang_version=sglang_version,
         settings=dict(block["settings"]),
         mode=str(block["mode"]),
+        dry_run=bool(block["dry_run"]),
+        decided_mode=str(block["decided_mode"]),
+        dry_run_steps={mode: int(block["dry_run_steps"][mode]) for mode in MODES},
         steps={mode: int(block["steps"][mode]) for mode in MODES},
         tokens={mode: int(block["tokens"][mode]) for mode in MODES},
         accepted_tokens=int(block["accepted_tokens"]),

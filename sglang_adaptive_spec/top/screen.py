@@ -58,11 +58,14 @@ class Screen:
         title = Text.assemble(("adaptive-spec", "bold"), f"  {self.url}  SGLang {latest.sglang_version}")
         if self.silent_seconds:
             title.append(f"  no answer for {self.silent_seconds:.0f} s", "bold red")
-        return title.append(f"\n{describe(latest.settings)}", "dim")
+        dry = "dry run of: " if latest.dry_run else ""
+        return title.append(f"\n{dry}{describe(latest.settings)}", "dim")
 
     def _why(self) -> Text:
         latest, last = self.history.latest, self.history.last_switch
         line = Text.assemble((f" {latest.mode.upper()} ", f"bold black on {COLOURS.get(latest.mode, 'white')}"), " ")
+        if latest.dry_run:
+            line.append(f"whatever is decided: {latest.decided_mode} ")
         if latest.disabled_by_faults:
             return line.append("until the next start: repeated faults of the plugin, see the log", "bold red")
         if last is None:
@@ -128,7 +131,7 @@ def _strips(history: History, slots: Sequence[Rates | None], span_seconds: float
 
     waiting = f" + {latest.waiting_requests} wait" if latest.waiting_requests else ""
     rows: list[tuple[str, str, Text]] = [
-        ("plain steps", _share(rates), mode_strip(slots)),
+        ("plain wanted" if latest.dry_run else "plain steps", _share(rates), mode_strip(slots)),
         ("running", _number(latest.running_requests) + waiting, value_strip(values(lambda r: r.running_requests))),
         (
             "tokens/s",

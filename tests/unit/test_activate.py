@@ -220,11 +220,11 @@ def test_the_release_checks_the_settings_from_the_environment(plugin, monkeypatc
             (1, 2, 4),
             (
                 "plain above 8 running requests, spec again at 6; plain graphs: 3 sizes; 1.25 GiB, 2.0 s to build; "
-                "0.50 GiB of it holds 32 tokens a request for the draft; "
+                "0.50 GiB of it holds 32 tokens a request for the draft"
             ),
         ),
-        ('{"policy": "plain"}', (), "plain; plain graphs: none, steps run eagerly; 1.25 GiB, 2.0 s to build; "),
-        ('{"policy": "spec"}', None, "spec; no plain graphs (not needed); "),
+        ('{"policy": "plain"}', (), "plain; plain graphs: none, steps run eagerly; 1.25 GiB, 2.0 s to build"),
+        ('{"policy": "spec"}', None, "spec; no plain graphs (not needed)"),
     ],
 )
 def test_the_summary_says_on_one_line_what_runs(plugin, monkeypatch, config, graph_sizes, expected):
@@ -236,7 +236,7 @@ def test_the_summary_says_on_one_line_what_runs(plugin, monkeypatch, config, gra
         runtime = PlainRuntime(None, None, None, ring_gib, memory_gib=1.25, build_seconds=2.0, graph_sizes=graph_sizes)
     line = plugin.summary(runtime)
     assert line.startswith("adaptive-spec ")
-    assert f"on SGLang 1.0: {expected}0 functions wrapped" in line
+    assert line.endswith(f" on SGLang 1.0: {expected}")
     assert "\n" not in line
 
 

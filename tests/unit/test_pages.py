@@ -163,7 +163,7 @@ def test_every_message_has_its_line_in_troubleshooting(where: str) -> None:
 def test_every_message_in_a_table_is_one_of_the_code() -> None:
     known = [*MESSAGES.values(), *(re.escape(reason.value) for reason in Reason)]
     # Made of pieces, or SGLang's own; and what is no message but a look of one.
-    known += [r"adaptive-spec .* on SGLang .* functions wrapped", r"Decode batch, .*, mode: .*", r"\[true\]", "running"]
+    known += [r"adaptive-spec .* on SGLang .*: .*; .*", r"Decode batch, .*, mode: .*", r"\[true\]", "running"]
     for span in re.findall(r"^\| `([^`\n]+)`", read(TROUBLE_PAGE), re.M):
         assert any(re.fullmatch(pattern, span) for pattern in known), f"nobody says any more: {span}"
 

@@ -80,6 +80,22 @@ def test_where_the_load_is_not_told_the_metrics_say() -> None:
     assert neither.running_requests is None
 
 
+@pytest.mark.parametrize(("status", "asked"), [(404, 1), (500, 1), (503, 3), (200, 3)])
+def test_a_server_that_does_not_tell_its_load_is_asked_once(status: int, asked: int) -> None:
+    """SGLang 0.5.14 writes a traceback into its log each time."""
+    requests: list[str] = []
+    answer = server(loads=httpx.Response(status, json={"loads": [LOAD]}))
+
+    def count(request: httpx.Request) -> httpx.Response:
+        requests.append(request.url.path)
+        return answer(request)
+
+    one = sampler(count)
+    for _ in range(3):
+        one.sample()
+    assert requests.count("/v1/loads") == asked
+
+
 def test_metrics_of_several_label_sets_add_up() -> None:
     assert read_metrics(METRICS)["sglang:time_to_first_token_seconds_count"] == 4.0
     assert read_metrics("") == {}

@@ -48,6 +48,16 @@ def test_a_frame_says_the_mode_and_why() -> None:
     assert "3 sizes, 0.41 GiB" in text
 
 
+def test_a_dry_run_says_what_would_run() -> None:
+    dry = {"mode": "spec", "dry_run": True, "decided_mode": "plain", "steps": {"spec": 100, "plain": 0}}
+    first = sample(1000.0, **dry, dry_run_steps={"spec": 90, "plain": 10})
+    dry["steps"] = {"spec": 120, "plain": 0}
+    text = drawn(history_of(first, sample(1002.0, **dry, dry_run_steps={"spec": 95, "plain": 25})))
+    assert "dry run of: plain above 64 running, spec again at 48" in text
+    assert "SPEC  whatever is decided: plain for 12 s: more requests run than the threshold" in text
+    assert any(line.split()[:4] == ["plain", "wanted", "75", "%"] for line in text.splitlines()), text
+
+
 def test_the_last_switches_come_newest_first() -> None:
     back = {**SWITCH, "from": "plain", "to": "spec", "reason": "few enough requests run to resume", "at_seconds": 999.0}
     text = drawn(history_of(sample(1000.0, last_switches=[SWITCH, back])))

@@ -23,6 +23,9 @@ def block(**changed: Any) -> dict[str, Any]:
     return {
         "settings": THRESHOLD,
         "mode": "plain",
+        "dry_run": False,
+        "decided_mode": "plain",
+        "dry_run_steps": {"spec": 0, "plain": 0},
         "steps": {"spec": 100, "plain": 300},
         "tokens": {"spec": 2400, "plain": 9000},
         "accepted_tokens": 2500,

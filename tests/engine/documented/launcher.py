@@ -71,21 +71,26 @@ def on_a_terminal(command: Sequence[str], seconds: float, columns: int = 100, ro
         command, stdin=slave, stdout=slave, stderr=slave, env=environment() | {"TERM": "xterm-256color"}
     ) as process:
         os.close(slave)
-        deadline = time.monotonic() + seconds
-        pressed = False
-        while True:
-            if not pressed and time.monotonic() > deadline:
-                process.send_signal(signal.SIGINT)
-                pressed = True
-            if not select([master], [], [], 0.1)[0]:
-                assert time.monotonic() < deadline + 30, "it does not end"
-                continue
-            try:
-                chunk = os.read(master, 65536)
-            except OSError:  # Linux' way to say that the other end is closed
-                break
-            if not chunk:
-                break
-            written += chunk
+        press_at, pressed_at = time.monotonic() + seconds, None
+        try:
+            while True:
+                now = time.monotonic()
+                if pressed_at is None and now > press_at:
+                    process.send_signal(signal.SIGINT)
+                    pressed_at = now
+                if not select([master], [], [], 0.1)[0]:
+                    assert pressed_at is None or now < pressed_at + 30, "it does not end"
+                    continue
+                try:
+                    chunk = os.read(master, 65536)
+                except OSError:  # Linux' way to say that the other end is closed
+                    break
+                if not chunk:
+                    break
+                written += chunk
+        except BaseException:
+            # Nobody reads what it writes any more, so it would never end.
+            process.kill()
+            raise
     os.close(master)
     return process.returncode, written.decode()
