@@ -91,6 +91,7 @@ class AdaptiveEngine:
         self._most_requests: int | None = None
         self._spec_graph_sizes: tuple[int, ...] = ()
         self._samples = SampleRelay(1, lambda value: value, self._learn)
+        self._prefilled_last = False
 
     # --- start -------------------------------------------------------------------------------------------
 
@@ -309,7 +310,10 @@ class AdaptiveEngine:
             self.clock.interrupted()
             # It took slots, and its requests join the batch.
             self._fits_until_step = self._context_requests = 0
-            return self._run_prefill(worker, batch, publish, upstream)
+            prefilled = self._run_prefill(worker, batch, publish, upstream)
+            self._prefilled_last = True
+            return prefilled
+        self._prefilled_last = False
         mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
         if complaint:
             self.controller.fault(Fault.PREPARATION, complaint)
@@ -360,7 +364,7 @@ class AdaptiveEngine:
         if not ledger.waits(self.release.rows(batch)):
             return
         plan = self.release.plan_of(batch)
-        # Known: what can wait was put there by plain steps, and those leave no length open.
+        # Known, unless prompts alone wait: plain steps leave no length open.
         self._catch_up(worker, batch, self.release.draft_input(batch), plan and plan.host_seq_lens, drafts_next=True)
 
     def _catch_up(self, worker: Any, batch: Any, draft_input: Any, lengths: Any, *, drafts_next: bool) -> None:
@@ -402,9 +406,9 @@ class AdaptiveEngine:
     def _run_followed_prefill(
         self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any], ledger: DraftLedger
     ) -> Any:
-        """Prefill, and let the draft read the prompt: in plain mode later on, many prompts at once."""
+        """Prefill, and let the draft read the prompt: at once, or later with many others."""
         rows, backlog = self.release.rows(batch), self._backlog
-        size = self.release.prefill_size(batch) if backlog is not None and self._stays_plain else None
+        size = self.release.prefill_size(batch) if backlog is not None and self._prompts_may_wait else None
         if backlog is not None and size is not None and backlog.takes(*size):
             assert self.runtime is not None, "there is a backlog"
             if not backlog.has_room(*size):
@@ -427,9 +431,13 @@ class AdaptiveEngine:
         return prefilled
 
     @property
-    def _stays_plain(self) -> bool:
+    def _prompts_may_wait(self) -> bool:
         controller = self.controller
-        return controller.mode is Mode.PLAIN and not controller.dry_run and not controller.spec_only
+        if controller.dry_run or controller.spec_only:
+            return False
+        # SGLang prefills all that wait before it decodes again. One prefill behind another says that requests come
+        # faster than they are read, and nobody drafts before the last of them.
+        return controller.mode is Mode.PLAIN or (self._prefilled_last and controller.policy.needs_plain)
 
     def _read_backlog(self, worker: Any) -> None:
         """Let the draft read all prompts that wait."""
@@ -585,7 +593,7 @@ class AdaptiveEngine:
         ``spec_only``           Whether repeated faults ended switching.
         ``plain_memory_gib``    Device memory of what plain steps run on.
         ``plain_graph_sizes``   Batch sizes captured; empty where graphs are off.
-        ``deferred_prompts``    Prompts prefilled in plain mode that the draft read later, many at once.
+        ``deferred_prompts``    Prompts that the draft read later, many at once.
         ``catch_ups``           Times that the draft was shown what plain steps had left for it.
         ``catch_up_tokens``     Tokens that it saw then.
         ``catch_up_seconds``    Time on the device that this took.

@@ -128,18 +128,21 @@ class DraftLedger:
         starts = self._starts_array[rows.numpy()]
         return bool(np.count_nonzero((starts != _NONE) & (starts <= self._last_start)))
 
-    def due(self, rows: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def due(self, rows: torch.Tensor, lengths: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """What a catch-up has to cover.
 
         Args:
             rows: ``[batch]`` int64.
-            lengths: ``[batch]`` int64, positions that the target has seen.
+            lengths: ``[batch]`` int64, positions that the target has seen. None where a verify result is still open:
+                then no plain step came since, and what waits is a prompt's last position in each row.
 
         Returns:
             The first position and the count of each row, ``[batch]`` int64 each. A row where nothing waits, or
             where there is no room, has count 0; its first position leaves room for a whole chunk all the same.
         """
         starts = self._starts[rows]
+        if lengths is None:
+            lengths = (starts + 1).clamp(min=0)
         counts = torch.where((starts == _NONE) | (starts > self._last_start), 0, lengths - starts)
         starts = torch.where(counts > 0, starts, lengths).clamp(max=max(0, self._last_start))
         return starts, counts

@@ -6,15 +6,19 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from tests.engine.acceptance import (
+    AFTER_TOKENS,
     LEAST_RATIO,
     LONG,
     SHORT,
     THRESHOLD,
+    accept_length,
     after_a_plain_phase,
+    generate_all,
     held_plain_until_all_decode,
     prefilled_during_a_plain_phase,
     through_the_radix_cache,
@@ -160,16 +164,30 @@ def test_without_the_catch_up_acceptance_is_lost(tmp_path: Path) -> None:
 def test_the_draft_writes_later_what_it_would_have_written_at_once(tmp_path: Path) -> None:
     """Held against each other directly: a tiny draft's acceptance hardly depends on the prompt."""
     env = install(tmp_path / "saboteur", READS_TWICE)
-    with serve(tmp_path / "log", [*SPECULATION, *CHAIN], settings=THRESHOLD, env=env) as server:
+    one_by_one = "--prefill-max-requests=1"
+    with serve(tmp_path / "log", [*SPECULATION, *CHAIN, one_by_one], settings=THRESHOLD, env=env) as server:
         # Few tokens, so that all may wait however they come; and nothing in common, or one of two that come together
         # gives its KV slots back and nobody writes there any more. The second time with a prefix in the radix cache.
         texts = [token_ids(text)[:15] for text in heldout_prompts(LONG + SHORT, seed=9)]
         for tokens in (8, 16):
             held_plain_until_all_decode(server, [[100 + i, *ids][:tokens] for i, ids in enumerate(texts)])
+        waited = server.state()["deferred_prompts"]
+        # Never more than speculate: all but the first follow on another prefill.
+        at_once = [([200 + i, *ids], AFTER_TOKENS) for i, ids in enumerate(texts[1:])]
+        assert server.use(**THRESHOLD)
+        plain_steps = server.state()["steps"]["plain"]
+        behind_others = generate_all(server, at_once)
         state = server.state()
         found = re.findall(r"witness: (\d+) positions off by (\S+)", server.log)
+        server.used_tokens()
+        assert server.use(policy="spec")
+        as_sglang_would = generate_all(server, at_once)
+        assert server.state()["deferred_prompts"] == state["deferred_prompts"]
     assert state["faults"] == 0
-    assert state["deferred_prompts"] == 2 * len(texts)
+    assert waited == 2 * len(texts)
+    assert (state["deferred_prompts"] - waited, state["steps"]["plain"]) == (len(at_once) - 1, plain_steps)
+    kept, whole = (mean(map(accept_length, answers)) for answers in (behind_others, as_sglang_would))
+    assert kept >= LEAST_RATIO * whole
     # More than the first time alone gives. A generated token may lengthen a prefix by chance.
     assert sum(int(positions) for positions, _ in found) > 12 * len(texts)
     # States go up to 30, and products of few rows are summed in another order.

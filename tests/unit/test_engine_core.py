@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -167,7 +168,7 @@ class FakeRelease:
         return 1000
 
     def rows(self, batch):
-        return torch.arange(batch.requests)
+        return torch.arange(batch.first_row, batch.first_row + batch.requests)
 
     def positions(self, batch):
         return batch.lengths
@@ -888,11 +889,37 @@ def test_a_long_prompt_or_a_batch_of_another_kind_is_read_at_once(tokens):
     assert engine.release.ran == ["prefill ahead", "read prompts of 0", "sglang"]
 
 
-@pytest.mark.parametrize("settings", [THRESHOLD, SPEC])
-def test_while_the_server_speculates_no_prompt_waits(settings):
-    engine = make_engine(settings, limits=(12, 4))
+def test_while_the_server_speculates_the_second_of_two_prefills_in_a_row_waits():
+    engine = make_engine(THRESHOLD, limits=(12, 4))
+    # The length of the first one's request is open, once it has speculated.
     prefill(engine, 3)
-    assert engine.release.ran == ["sglang"]
+    prefill(engine, 3, first_row=1)
+    speculated = make_batch(2)
+    prepare(engine, speculated)
+    run(engine, speculated)
+    drafted = ["read prompts of 1", "catch up for draft input", "sglang"]
+    assert engine.release.ran == ["sglang", "prefill ahead", *drafted]
+    prefill(engine, 3, first_row=2)
+    prefill(engine, 3, first_row=3)
+    engine.release.ran.clear()
+    joined = make_batch(4)
+    prepare(engine, joined)
+    run(engine, joined)
+    assert engine.release.ran == [drafted[0].replace("1", "3"), *drafted[1:]]
+    first, second = engine.release.caught_up
+    assert (first[1], second[1]) == ([0, 1], [0, 0, 0, 1])
+    assert second[0][3] == FIRST_LENGTH - 1
+    assert faults(engine) == {}
+
+
+@pytest.mark.parametrize("settings", [SPEC, replace(THRESHOLD, dry_run=True), THRESHOLD])
+def test_where_sglang_is_to_run_as_it_would_alone_no_prompt_waits(settings):
+    engine = make_engine(settings, limits=(12, 4))
+    if settings is THRESHOLD:
+        engine.use({"policy": "spec"})
+    for _ in range(2):
+        prefill(engine, 3)
+    assert engine.release.ran == ["sglang"] * 2
 
 
 def test_what_a_leaving_request_puts_into_the_radix_cache_is_read_by_the_next_forward():
