@@ -66,6 +66,8 @@ def on_a_terminal(command: Sequence[str], seconds: float, columns: int = 100, ro
     """Run a command on a terminal of its own, press Ctrl-C after a while; its exit code, and all that it wrote."""
     master, slave = pty.openpty()
     ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    # A shell lets what it starts in the background ignore Ctrl-C, and all its children with it, these tests perhaps.
+    command = ["env", "--default-signal=INT", *command]
     written = b""
     with subprocess.Popen(
         command, stdin=slave, stdout=slave, stderr=slave, env=environment() | {"TERM": "xterm-256color"}
