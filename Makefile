@@ -21,7 +21,7 @@ test: env lint
 # All engine tests on another release: make test-release RELEASE=0.5.17. Its environment is .venv-0.5.17.
 # With CORE=1 the ones in which releases differ: tokens, slots, the draft, features, the context limit.
 CORE_TESTS := (page1-overlap-topk1 or page16-sync-topk4) and (by-load or every-3) \
-    or test_slots or test_limits or test_features and flips or chain and (64 or prefix)
+    or test_slots or test_limits or test_features and flips or chain and (64 or prefix) or writes_later
 
 test-release:
 	@RELEASE=$(RELEASE) tests/setup_env.sh

@@ -13,8 +13,8 @@ class KeysWritten(Exception):  # noqa: N818  (what was wanted, no error)
     """All that was wanted of a forward is done."""
 
 
-class KeysOnlyBackend:
-    """Stands in for an attention backend: writes a layer's keys and values and ends the forward there.
+class KeysOnly:
+    """What an attention backend does that writes a layer's keys and values and ends the forward there.
 
     Args:
         kv_pool: SGLang's KV pool of the draft.
@@ -49,6 +49,14 @@ class KeysOnlyBackend:
         if save_kv_cache:  # else a fused kernel already has
             self.token_to_kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v, layer.k_scale, layer.v_scale)
         raise KeysWritten
+
+
+def keys_only_backend(kv_pool: Any, req_to_token_pool: Any) -> KeysOnly:
+    """The same as one of SGLang's backends: what else it is asked for differs from release to release."""
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+    backend: KeysOnly = type("KeysOnlyBackend", (KeysOnly, AttentionBackend), {})(kv_pool, req_to_token_pool)
+    return backend
 
 
 def attention_layers(model: Any) -> int:

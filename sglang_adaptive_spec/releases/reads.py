@@ -38,7 +38,15 @@ def either(modules: Iterable[str], *names: str) -> str:
 
 WAR_BARRIER = "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier"
 
+PROMPT_FUNCTIONS = (f"{DRAFT_WORKER}._draft_extend_for_prefill", f"{EAGLE_UTILS}:_eagle_prefill_tail_tokens")
+PROMPT_FIELDS = (
+    "chunked_req chunked_req_next_prompt_token extend_logprob_start_lens input_embeds multimodal_inputs orig_seq_lens "
+    "replace_embeds"
+)
+"""For prompts that wait for the draft: functions, and attributes of the batch."""
+
 RELIES_ON = (
+    *PROMPT_FUNCTIONS,
     "sglang.srt.distributed.parallel_state:GroupCoordinator.broadcast_object",
     "sglang.srt.layers.radix_attention:RadixAttention.forward",
     "sglang.srt.managers.overlap_utils:decide_needs_cpu_seq_lens",
@@ -122,7 +130,7 @@ FIXED_CAPTURE = f"{_GRAPHS}._validate_capture_hidden_mode"
 READS: Mapping[str, str] = {
     BATCH: "extend_lens extend_num_tokens forward_mode has_grammar input_ids is_extend_in_batch out_cache_loc "
     "prefix_lens req_pool_indices req_pool_indices_cpu reqs return_logprob sampling_info seq_lens seq_lens_cpu "
-    "seq_lens_sum spec_algorithm spec_info token_to_kv_pool_allocator",
+    f"seq_lens_sum spec_algorithm spec_info token_to_kv_pool_allocator {PROMPT_FIELDS}",
     REQUEST: "decode_batch_idx finished_len output_ids spec_verify_ct",
     "sglang.srt.managers.utils:GenerationBatchResult": "accept_lens logits_output new_seq_lens next_draft_input "
     "next_token_ids num_correct_drafts num_correct_drafts_per_req_cpu speculative_num_draft_tokens",
@@ -144,6 +152,7 @@ READS: Mapping[str, str] = {
     "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode": "FULL",
     "sglang.srt.speculative.spec_info:SpeculativeAlgorithm": "NONE is_none",
     _GRAPHS: "capture_bs",
+    "sglang.srt.layers.attention.base_attn_backend:AttentionBackend": "forward init_forward_metadata",
     "sglang.srt.layers.radix_attention:RadixAttention": "k_scale v_scale",
     "sglang.srt.mem_cache.memory_pool:ReqToTokenPool": "free_slots req_to_token",
     "sglang.srt.model_executor.forward_batch_info:ForwardMode": "DECODE",
@@ -159,13 +168,6 @@ READS: Mapping[str, str] = {
     "is_encoder_decoder is_hybrid_swa is_multimodal vocab_size",
 }
 """Attributes that every family has, by owner."""
-
-PROMPT_FUNCTIONS = (f"{DRAFT_WORKER}._draft_extend_for_prefill", f"{EAGLE_UTILS}:_eagle_prefill_tail_tokens")
-PROMPT_FIELDS = (
-    "chunked_req chunked_req_next_prompt_token extend_logprob_start_lens input_embeds multimodal_inputs orig_seq_lens "
-    "replace_embeds"
-)
-"""For prompts that wait for the draft: functions, and attributes of the batch."""
 
 SERVER_ARGUMENTS = (
     "attention_backend chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode "

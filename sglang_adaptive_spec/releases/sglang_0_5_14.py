@@ -23,7 +23,7 @@ from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
-from sglang_adaptive_spec.releases.keys_only import KeysOnlyBackend, KeysWritten, attention_layers
+from sglang_adaptive_spec.releases.keys_only import KeysOnly, KeysWritten, attention_layers, keys_only_backend
 from sglang_adaptive_spec.releases.prompts_0_5_14 import Prompts, keep, merged, slots_of_row
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENT_METHODS,
@@ -32,8 +32,6 @@ from sglang_adaptive_spec.releases.reads import (
     DRAFT_INPUT,
     DRAFT_WORKER,
     GRAPH_SIZES,
-    PROMPT_FIELDS,
-    PROMPT_FUNCTIONS,
     READS,
     RECAPTURES,
     RELIES_ON,
@@ -115,7 +113,7 @@ class DraftSync:
 
     attn_backend: Any
     ring: HiddenRing
-    keys_only: KeysOnlyBackend | None
+    keys_only: KeysOnly | None
     launch_tokens: int
     most_requests: int
     context_tokens: int
@@ -132,7 +130,7 @@ class Sglang0514:
         READS,
         {
             ARGUMENTS: f"{SERVER_ARGUMENTS} {ARGUMENT_METHODS} _cuda_graph_config_locked",
-            BATCH: f"capture_hidden_mode {PROMPT_FIELDS}",
+            BATCH: "capture_hidden_mode",
             REQUEST: "kv_committed_len req_pool_idx",
             SET_STATE_OUTPUT: "server_args",
             RUNNER: "mambaish_config tp_group war_fastpath_read_done_event",
@@ -148,10 +146,9 @@ class Sglang0514:
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
-        *PROMPT_FUNCTIONS,
     )
     prompts_may_wait: bool = True
-    """Whether the draft's reading of a prompt may wait; not proven on other releases."""
+    """Whether the draft's reading of a prompt may wait; not proven on releases before 0.5.14."""
 
     @property
     def patches(self) -> tuple[Patch, ...]:
@@ -334,7 +331,7 @@ class Sglang0514:
         # With one token at a time the last position is all there is.
         follows_by_keys = attention_layers(runner.model) == 1 and catch_up_tokens > 1
         pools = runner.token_to_kv_pool, runner.req_to_token_pool
-        keys_only = KeysOnlyBackend(*pools) if follows_by_keys else None
+        keys_only = keys_only_backend(*pools) if follows_by_keys else None
         launch_tokens = self._launch_tokens(runner, logits=keys_only is None)
         most_requests = self.most_requests(worker)
         return DraftSync(attn_backend, ring, keys_only, launch_tokens, most_requests, self.context_tokens(worker))

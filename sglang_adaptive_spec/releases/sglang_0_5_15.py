@@ -56,8 +56,6 @@ class Sglang0515(Sglang0514):
         f"{REQUEST}.pop_overallocated_kv_cache",
     )
 
-    prompts_may_wait: bool = False
-
     def most_accepted_tokens(self, server_args: Any) -> int:
         # One more: the step before has not committed the slot of its own first token.
         return super().most_accepted_tokens(server_args) + 1

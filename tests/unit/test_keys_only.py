@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_adaptive_spec.releases.keys_only import KeysOnlyBackend, KeysWritten
+from sglang_adaptive_spec.releases.keys_only import KeysWritten, keys_only_backend
 
 
 class Pool:
@@ -20,14 +20,14 @@ class Pool:
 def test_it_writes_and_ends_the_forward() -> None:
     pool, layer, batch = Pool(), SimpleNamespace(k_scale=1, v_scale=2), SimpleNamespace(out_cache_loc="slots")
     with pytest.raises(KeysWritten):
-        KeysOnlyBackend(pool, None).forward("q", "k", "v", layer, batch)
+        keys_only_backend(pool, None).forward("q", "k", "v", layer, batch)
     assert pool.written == [(layer, "slots", "k", "v", 1, 2)]
 
 
 def test_what_a_fused_kernel_has_written_is_not_written_again() -> None:
     pool = Pool()
     with pytest.raises(KeysWritten):
-        KeysOnlyBackend(pool, None).forward("q", "k", "v", None, None, save_kv_cache=False)
+        keys_only_backend(pool, None).forward("q", "k", "v", None, None, save_kv_cache=False)
     assert pool.written == []
 
 
@@ -36,6 +36,6 @@ def test_models_find_the_pools_of_the_forward_on_it() -> None:
     from sglang.srt.model_executor import forward_context as upstream
 
     pool, rows = Pool(), object()
-    with upstream.forward_context(upstream.ForwardContext(attn_backend=KeysOnlyBackend(pool, rows))):
+    with upstream.forward_context(upstream.ForwardContext(attn_backend=keys_only_backend(pool, rows))):
         assert upstream.get_token_to_kv_pool() is pool
         assert upstream.get_req_to_token_pool() is rows
