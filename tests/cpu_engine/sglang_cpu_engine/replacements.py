@@ -160,6 +160,10 @@ def _idle_verify(module: Any) -> None:
 @_after_import_of("sglang.srt.constrained.xgrammar_backend")
 def _grammar_mask(module: Any) -> None:
     from sglang_cpu_engine.kernels import grammar
+    from xgrammar import allocate_token_bitmask
 
+    if hasattr(module, "_allocate_token_bitmask"):
+        # SGLang 0.5.17 pins it, which takes a driver; later releases where there is one.
+        module._allocate_token_bitmask = lambda vocab_size, batch_size: allocate_token_bitmask(batch_size, vocab_size)
     module.XGrammarGrammar.apply_vocab_mask = grammar.apply_vocab_mask_of
     module.XGrammarGrammarBackend.apply_vocab_mask = staticmethod(grammar.apply_vocab_mask)
