@@ -159,8 +159,9 @@ def _idle_verify(module: Any) -> None:
 
 @_after_import_of("sglang.srt.constrained.xgrammar_backend")
 def _grammar_mask(module: Any) -> None:
-    from sglang_cpu_engine.kernels import grammar
     from xgrammar import allocate_token_bitmask
+
+    from sglang_cpu_engine.kernels import grammar
 
     if hasattr(module, "_allocate_token_bitmask"):
         # SGLang 0.5.17 pins it, which takes a driver; later releases where there is one.
