@@ -311,7 +311,8 @@ class AdaptiveEngine:
             # It took slots, and its requests join the batch.
             self._fits_until_step = self._context_requests = 0
             prefilled = self._run_prefill(worker, batch, publish, upstream)
-            self._prefilled_last = True
+            # A prompt's next chunk is no other prefill.
+            self._prefilled_last = self._backlog is not None and not self.release.prompts_go_on(batch)
             return prefilled
         self._prefilled_last = False
         mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
@@ -364,8 +365,12 @@ class AdaptiveEngine:
         if not ledger.waits(self.release.rows(batch)):
             return
         plan = self.release.plan_of(batch)
-        # Known, unless prompts alone wait: plain steps leave no length open.
-        self._catch_up(worker, batch, self.release.draft_input(batch), plan and plan.host_seq_lens, drafts_next=True)
+        if plan is None:
+            # Prepared by somebody else, so how far its requests have come is not known.
+            ledger.give_up(self.release.rows(batch))
+            return
+        # Lengths are known, unless prompts alone wait: plain steps leave none open.
+        self._catch_up(worker, batch, self.release.draft_input(batch), plan.host_seq_lens, drafts_next=True)
 
     def _catch_up(self, worker: Any, batch: Any, draft_input: Any, lengths: Any, *, drafts_next: bool) -> None:
         assert self.runtime is not None
@@ -409,9 +414,14 @@ class AdaptiveEngine:
         """Prefill, and let the draft read the prompt: at once, or later with many others."""
         rows, backlog = self.release.rows(batch), self._backlog
         size = self.release.prefill_size(batch) if backlog is not None and self._prompts_may_wait else None
-        if backlog is not None and size is not None and backlog.takes(*size):
+        if (
+            backlog is not None
+            and size is not None
+            and backlog.takes(size.tokens, size.requests)
+            and ledger.reaches(size.longest_tokens - 1)
+        ):
             assert self.runtime is not None, "there is a backlog"
-            if not backlog.has_room(*size):
+            if not backlog.has_room(size.tokens, size.requests):
                 self._read_backlog(worker)
             try:
                 result, prompts, last_positions = self.release.run_prefill_ahead_of_draft(
@@ -420,9 +430,9 @@ class AdaptiveEngine:
             except Exception as error:
                 self.controller.fault(Fault.PLAIN_STEP, "a prefill ahead of the draft failed", error)
             else:
-                backlog.add(prompts, rows.tolist(), size[0])
+                backlog.add(prompts, rows.tolist(), size.tokens)
                 ledger.prefilled_plainly(rows, last_positions)
-                self.deferred_prompts += size[1]
+                self.deferred_prompts += size.requests
                 return result
         # What the draft now reads may follow on what waits.
         self._read_backlog(worker)

@@ -91,6 +91,10 @@ class DraftLedger:
         self._starts[rows] = torch.where(starts >= positions, _NONE, starts)
         self._look_again()
 
+    def reaches(self, position: int) -> bool:
+        """Whether a catch-up has room from this position on."""
+        return position <= self._last_start
+
     def _look_again(self) -> None:
         self._quiet_steps = 0
         self.may_wait = bool((self._starts_array != _NONE).any())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.engine.steps import StepPlan
@@ -36,6 +36,20 @@ class PlainRuntime:
     memory_gib: float
     build_seconds: float
     graph_sizes: tuple[int, ...]
+
+
+class PrefillSize(NamedTuple):
+    """What a prefill is made of.
+
+    Attributes:
+        tokens: In all, those found in the radix cache left out.
+        requests: In the batch.
+        longest_tokens: The longest context behind it.
+    """
+
+    tokens: int
+    requests: int
+    longest_tokens: int
 
 
 class IdleBatch(Protocol):
@@ -224,8 +238,11 @@ class Release(Protocol):
     def backlog_limits(self, runtime: PlainRuntime) -> tuple[int, int] | None:
         """Prompt tokens and requests that the draft can read in one go; None where no prompt may wait for it."""
 
-    def prefill_size(self, batch: Any) -> tuple[int, int] | None:
-        """Tokens and requests of a prefill whose draft-extend may wait; None for any other batch."""
+    def prompts_go_on(self, batch: Any) -> bool:
+        """Whether the next prefill goes on with a prompt of this one."""
+
+    def prefill_size(self, batch: Any) -> PrefillSize | None:
+        """The size of a prefill whose draft-extend may wait; None for any other batch."""
 
     def run_prefill_ahead_of_draft(
         self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any

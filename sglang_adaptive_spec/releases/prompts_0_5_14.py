@@ -13,9 +13,17 @@ from typing import Any
 
 import torch
 
-_DEVICE_FIELDS = ("input_ids", "req_pool_indices", "seq_lens", "seq_lens_cpu", "orig_seq_lens", "out_cache_loc")
+_TENSORS = (
+    "input_ids",
+    "req_pool_indices",
+    "req_pool_indices_cpu",
+    "seq_lens",
+    "seq_lens_cpu",
+    "orig_seq_lens",
+    "out_cache_loc",
+)
 """One value a request or a token, whole batches one after another."""
-_HOST_FIELDS = ("reqs", "extend_lens", "prefix_lens", "extend_logprob_start_lens", "multimodal_inputs")
+_LISTS = ("reqs", "extend_lens", "prefix_lens", "extend_logprob_start_lens", "multimodal_inputs")
 
 
 @dataclass(frozen=True)
@@ -49,10 +57,12 @@ def keep(batch: Any, copied: Any) -> Any:
     """
     # Lengths are counted up in place by the decode steps to come. The others belong to the scheduler's stream, which
     # may use their memory anew once it has let go of them; and slots are a view of all that were free.
-    for name in _DEVICE_FIELDS:
+    for name in _TENSORS:
         setattr(copied, name, getattr(batch, name).clone())
+    for name in _LISTS:
+        values = getattr(batch, name)
+        setattr(copied, name, None if values is None else list(values))
     copied.sampling_info = None
-    copied.reqs = list(batch.reqs)
     return copied
 
 
@@ -75,9 +85,9 @@ def merged(
     """
     batches = [each.batch for each in prompts]
     batch = batches[-1]
-    for name in _DEVICE_FIELDS:
+    for name in _TENSORS:
         setattr(batch, name, torch.cat([getattr(each, name) for each in batches]))
-    for name in _HOST_FIELDS:
+    for name in _LISTS:
         lists = [getattr(each, name) for each in batches]
         setattr(batch, name, None if None in lists else list(chain(*lists)))
     batch.extend_num_tokens = sum(batch.extend_lens)
@@ -85,6 +95,7 @@ def merged(
     # Nobody samples from this forward, and nobody is told of logprobs.
     batch.chunked_req_next_prompt_token = None
     batch.return_logprob = False
+    batch.is_prefill_only = False
     theirs = _slots_by_now(batch, req_to_token, list(chain(*(each.rows for each in prompts))), left)
     batch.out_cache_loc = torch.where(theirs == batch.out_cache_loc, batch.out_cache_loc, 0)
     return batch, torch.cat([each.hidden for each in prompts]), torch.cat([each.tails for each in prompts])

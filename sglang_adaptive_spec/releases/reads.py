@@ -40,8 +40,8 @@ WAR_BARRIER = "sglang.srt.managers.scheduler:Scheduler._apply_war_barrier"
 
 PROMPT_FUNCTIONS = (f"{DRAFT_WORKER}._draft_extend_for_prefill", f"{EAGLE_UTILS}:_eagle_prefill_tail_tokens")
 PROMPT_FIELDS = (
-    "chunked_req chunked_req_next_prompt_token extend_logprob_start_lens input_embeds multimodal_inputs orig_seq_lens "
-    "replace_embeds"
+    "chunked_req chunked_req_next_prompt_token extend_logprob_start_lens input_embeds is_prefill_only "
+    "multimodal_inputs orig_seq_lens replace_embeds"
 )
 """For prompts that wait for the draft: functions, and attributes of the batch."""
 

@@ -22,7 +22,7 @@ from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.arguments import Arguments
-from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime
+from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime, PrefillSize
 from sglang_adaptive_spec.releases.keys_only import KeysOnly, KeysWritten, attention_layers, keys_only_backend
 from sglang_adaptive_spec.releases.prompts_0_5_14 import Prompts, keep, merged, slots_of_row
 from sglang_adaptive_spec.releases.reads import (
@@ -410,6 +410,8 @@ class Sglang0514:
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
             batch.seq_lens_sum = None
             new_seq_lens = batch.seq_lens
+            # From 0.5.18 on a verify step leaves its own there, and an eager step puts none in its place.
+            setattr(runner, self._read_done_event(runner), None)
             result = self._run_target(worker, batch, _hidden_mode(full=runtime.draft_sync is not None))
         result.new_seq_lens = new_seq_lens
         result.accept_lens = torch.ones_like(seq_lens, dtype=torch.int32)
@@ -563,12 +565,15 @@ class Sglang0514:
             return None
         return min(_BACKLOG_TOKENS, sync.launch_tokens), min(_BACKLOG_REQUESTS, sync.most_requests)
 
-    def prefill_size(self, batch: Any) -> tuple[int, int] | None:
+    def prompts_go_on(self, batch: Any) -> bool:
+        return batch.chunked_req is not None
+
+    def prefill_size(self, batch: Any) -> PrefillSize | None:
         if batch.forward_mode.name != "EXTEND":  # one mixed with decode steps is not
             return None
         if batch.input_embeds is not None or batch.replace_embeds is not None:
             return None
-        return sum(batch.extend_lens), len(batch.reqs)
+        return PrefillSize(sum(batch.extend_lens), len(batch.reqs), int(batch.seq_lens_cpu.max()))
 
     def run_prefill_ahead_of_draft(
         self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any

@@ -22,6 +22,7 @@ from tests.engine.acceptance import (
     generate_all,
     held_plain_until_all_decode,
     prefilled_during_a_plain_phase,
+    running,
     through_the_radix_cache,
     token_ids,
 )
@@ -162,24 +163,33 @@ def test_without_the_catch_up_acceptance_is_lost(tmp_path: Path) -> None:
     assert max(lost.values()) < LEAST_RATIO, lost
 
 
-def test_the_draft_writes_later_what_it_would_have_written_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layout", [CHAIN, (*TREE, "--page-size=16", "--attention-backend=triton")], ids=["chain", "tree-page16"]
+)
+def test_the_draft_writes_later_what_it_would_have_written_at_once(layout: tuple[str, ...], tmp_path: Path) -> None:
     """Held against each other directly: a tiny draft's acceptance hardly depends on the prompt."""
     env = install(tmp_path / "saboteur", READS_TWICE)
-    one_by_one = "--prefill-max-requests=1"
-    with serve(tmp_path / "log", [*SPECULATION, *CHAIN, one_by_one], settings=THRESHOLD, env=env) as server:
+    arguments = [*SPECULATION, *layout, "--prefill-max-requests=1"]
+    with serve(tmp_path / "log", arguments, settings=THRESHOLD, env=env) as server:
         # Few tokens, so that all may wait however they come; and nothing in common, or one of two that come together
         # gives its KV slots back and nobody writes there any more. The second time with a prefix in the radix cache.
-        texts = [token_ids(text)[:15] for text in heldout_prompts(LONG + SHORT, seed=9)]
-        for tokens in (8, 16):
+        texts = [token_ids(text)[:19] for text in heldout_prompts(LONG + SHORT, seed=9)]
+        for tokens in (8, 20):
             held_plain_until_all_decode(server, [[100 + i, *ids][:tokens] for i, ids in enumerate(texts)])
         # The mode is that of the last step, and the requests may all have ended in plain mode.
         generate(server, [3, 4], 2)
         waited = server.state()["deferred_prompts"]
-        # Never more than speculate: all but the first follow on another prefill.
-        at_once = [([200 + i, *ids], AFTER_TOKENS) for i, ids in enumerate(texts[1:])]
+        # Never more than speculate. One of them does so already, and all but the next follow on another prefill.
+        at_once = [([200 + i, *ids], AFTER_TOKENS) for i, ids in enumerate(texts[SHORT:])]
         assert server.use(**THRESHOLD)
         plain_steps = server.state()["steps"]["plain"]
-        behind_others = generate_all(server, at_once)
+        with ThreadPoolExecutor(1) as pool:
+            older = pool.submit(generate, server, [300], 900)
+            while not running(server):
+                assert not older.done()
+            behind_others = generate_all(server, at_once)
+            assert not older.done()
+            older.result()
         state = server.state()
         found = re.findall(r"witness: (\d+) positions off by (\S+)", server.log)
         server.used_tokens()

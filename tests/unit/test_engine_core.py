@@ -15,7 +15,7 @@ from sglang_adaptive_spec.engine.samples import HAND_ON_EVERY_STEPS
 from sglang_adaptive_spec.errors import PreparationMismatch, Refusal
 from sglang_adaptive_spec.faults import MOST_FAULTS, Fault
 from sglang_adaptive_spec.modes import Mode, Reason
-from sglang_adaptive_spec.releases.base import PlainRuntime
+from sglang_adaptive_spec.releases.base import PlainRuntime, PrefillSize
 from sglang_adaptive_spec.stopwatch import HostStopwatch
 
 SGLANG_RESERVE = 99
@@ -144,7 +144,11 @@ class FakeRelease:
         return self.limits
 
     def prefill_size(self, batch):
-        return batch.prefill_tokens and (batch.prefill_tokens, batch.requests)
+        longest_tokens = int(batch.lengths.max())
+        return batch.prefill_tokens and PrefillSize(batch.prefill_tokens, batch.requests, longest_tokens)
+
+    def prompts_go_on(self, batch):
+        return batch.goes_on
 
     def run_prefill_ahead_of_draft(self, worker, runtime, batch, publish):
         self.ran.append("prefill ahead")
@@ -265,6 +269,7 @@ def make_batch(requests: int = 2, *, decode: bool = True) -> SimpleNamespace:
         claimed=False,
         prefill_tokens=None,
         first_row=0,
+        goes_on=False,
     )
 
 
@@ -910,6 +915,38 @@ def test_while_the_server_speculates_the_second_of_two_prefills_in_a_row_waits()
     assert (first[1], second[1]) == ([0, 1], [0, 0, 0, 1])
     assert second[0][3] == FIRST_LENGTH - 1
     assert faults(engine) == {}
+
+
+def test_the_next_chunk_of_a_prompt_does_not_wait_while_the_server_speculates():
+    engine = make_engine(THRESHOLD, limits=(12, 4))
+    chunk = make_batch(1, decode=False)
+    chunk.prefill_tokens, chunk.goes_on = 3, True
+    run(engine, chunk)
+    prefill(engine, 3)
+    assert engine.release.ran == ["sglang"] * 2
+
+
+def test_a_prompt_does_not_wait_where_no_catch_up_has_room_behind_it():
+    engine = plain_engine()
+    batch = make_batch(1, decode=False)
+    batch.prefill_tokens, batch.lengths = 3, torch.tensor([engine.release.context_tokens(None) - CHUNK + 2])
+    run(engine, batch)
+    assert engine.release.ran == ["sglang"]
+    batch.lengths -= 1
+    run(engine, batch)
+    assert engine.release.ran == ["sglang", "prefill ahead"]
+
+
+def test_what_waits_is_given_up_where_a_batch_comes_prepared_by_somebody_else():
+    engine = flipping_engine(3)
+    length = grow(engine, 2)
+    batch = make_batch()
+    batch.lengths += length - FIRST_LENGTH
+    run(engine, batch)
+    assert engine.release.ran == ["plain decode"] * 2 + ["sglang"]
+    assert faults(engine) == {Fault.PREPARATION: 1}
+    engine.before_release(request := leaving(0, length))
+    assert request.kv_committed_len == FIRST_LENGTH
 
 
 @pytest.mark.parametrize("settings", [SPEC, replace(THRESHOLD, dry_run=True), THRESHOLD])

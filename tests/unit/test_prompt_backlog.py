@@ -48,6 +48,7 @@ def prompts(rows: list[int], prefix: list[int], lengths: list[int], state: float
     batch = SimpleNamespace(
         input_ids=torch.cat(slots) + 1000,
         req_pool_indices=torch.tensor(rows),
+        req_pool_indices_cpu=torch.tensor(rows),
         seq_lens=torch.tensor(prefix) + torch.tensor(lengths),
         seq_lens_cpu=torch.tensor(prefix) + torch.tensor(lengths),
         orig_seq_lens=torch.tensor(lengths, dtype=torch.int32),
@@ -60,6 +61,7 @@ def prompts(rows: list[int], prefix: list[int], lengths: list[int], state: float
         sampling_info="somebody's",
         chunked_req_next_prompt_token=4,
         return_logprob=True,
+        is_prefill_only=True,
     )
     tokens = sum(lengths)
     return Prompts(batch, torch.full((tokens, 2), state), torch.tensor(rows), rows)
@@ -77,6 +79,8 @@ def test_prompts_become_one_batch():
     assert tails.tolist() == [0, 1, 2]
     assert batch.chunked_req_next_prompt_token is None
     assert not batch.return_logprob
+    assert not batch.is_prefill_only
+    assert batch.req_pool_indices_cpu.tolist() == [0, 1, 2]
 
 
 def test_a_slot_that_was_given_back_is_written_to_no_more():
@@ -95,8 +99,9 @@ def test_what_is_kept_does_not_change_with_the_batch():
     for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens", "out_cache_loc", "req_pool_indices", "input_ids"):
         getattr(batch, name).add_(1)
     batch.reqs.clear()
+    batch.multimodal_inputs.append("another's")
     assert kept.seq_lens.tolist() == kept.seq_lens_cpu.tolist() == [3, 6]
     assert kept.orig_seq_lens.tolist() == [3, 2]
     assert kept.out_cache_loc.tolist() == [100, 101, 102, 124, 125]
-    assert len(kept.reqs) == 2
+    assert len(kept.reqs) == len(kept.multimodal_inputs) == 2
     assert kept.sampling_info is None
