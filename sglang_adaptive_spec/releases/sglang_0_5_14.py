@@ -401,6 +401,7 @@ class Sglang0514:
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
         draft_input, seq_lens = batch.spec_info, batch.seq_lens
         runner = worker.target_worker.model_runner
+        read_done = self._read_done_event(runner)
         with self._plain_view(batch), self._on_runtime(runner, runtime):
             batch.input_ids = draft_input.bonus_tokens.to(torch.int64)
             # Gathered on the GPU: after a verify step only the GPU knows where the next token belongs.
@@ -411,7 +412,7 @@ class Sglang0514:
             batch.seq_lens_sum = None
             new_seq_lens = batch.seq_lens
             # From 0.5.18 on a verify step leaves its own there, and an eager step puts none in its place.
-            setattr(runner, self._read_done_event(runner), None)
+            setattr(runner, read_done, None)
             result = self._run_target(worker, batch, _hidden_mode(full=runtime.draft_sync is not None))
         result.new_seq_lens = new_seq_lens
         result.accept_lens = torch.ones_like(seq_lens, dtype=torch.int32)
@@ -422,7 +423,7 @@ class Sglang0514:
         setattr(result, _MODE, Mode.PLAIN)
         if publish is not None:
             publish(new_seq_lens)
-        _hand_over(self._read_done_event(runner), runner, worker.draft_worker.draft_runner)
+        _hand_over(read_done, runner, worker.draft_worker.draft_runner)
         if runtime.draft_sync is not None:
             runtime.draft_sync.ring.store(
                 batch.req_pool_indices, seq_lens, result.logits_output.hidden_states, result.next_token_ids
