@@ -56,7 +56,8 @@ def keep(batch: Any, copied: Any) -> Any:
         copied: A shallow copy of it.
     """
     # Lengths are counted up in place by the decode steps to come. The others belong to the scheduler's stream, which
-    # may use their memory anew once it has let go of them; and slots are a view of all that were free.
+    # may use their memory anew once it has let go of them; and slots are a view of all that were free. Lists are
+    # extended in place by what joins the batch.
     for name in _TENSORS:
         setattr(copied, name, getattr(batch, name).clone())
     for name in _LISTS:
