@@ -41,12 +41,6 @@ UNSERVED = (
         lambda a: a.enable_multi_layer_eagle,
         "It runs another worker, with one draft KV cache a layer to keep true.",
     ),
-    Unserved(
-        "--tp-size above 1 on GPUs",
-        lambda a: a.tp_size > 1 and a.device != "cpu",
-        "That all ranks switch at the same step is proven on CPU ranks, but not on several GPUs yet.",
-        "Use one GPU a server, or start without this plugin.",
-    ),
     Unserved("--pp-size above 1", lambda a: a.pp_size > 1, "SGLang does not speculate with pipeline stages."),
     Unserved(
         "--enable-dp-attention",
