@@ -38,23 +38,24 @@ class Budget:
         """Seconds left."""
         return self.deadline - self.clock()
 
-    def needed_s(self, backend: str) -> float:
-        """Seconds that one more server on a backend is expected to take, measurement included."""
+    def needed_s(self, backend: str, servers: int = 1) -> float:
+        """Seconds that more servers on a backend, started at once, are expected to take, measurements included."""
         measure_s = self.measure_s if self._measured_s is None else self._measured_s
-        return self._startups_s.get(backend, self.startup_s) + 1.1 * measure_s
+        return self._startups_s.get(backend, self.startup_s) + 1.1 * measure_s * servers
 
-    def allows(self, backend: str) -> bool:
-        """Whether one more server on a backend is expected to finish in time."""
-        return self.left_s >= self.needed_s(backend)
+    def allows(self, backend: str, servers: int = 1) -> bool:
+        """Whether more servers on a backend, started at once, are expected to finish in time."""
+        return self.left_s >= self.needed_s(backend, servers)
 
-    def learn(self, backend: str, startup_s: float, total_s: float, *, complete: bool) -> None:
-        """Take note of what a server took.
+    def learn(self, backend: str, startup_s: float, total_s: float, *, complete: bool, servers: int = 1) -> None:
+        """Take note of what servers that were started at once took.
 
         Args:
-            complete: Whether it was measured at every concurrency.
+            startup_s: Of the slowest one.
+            complete: Whether each was measured at every concurrency.
         """
         # A backend's first server compiles, later ones don't; the longer of later ones counts.
         known = self._startups_s.get(backend)
         self._startups_s[backend] = startup_s if known is None else min(max(known, startup_s), startup_s * 1.5)
         if complete:
-            self._measured_s = max(self._measured_s or 0.0, total_s - startup_s)
+            self._measured_s = max(self._measured_s or 0.0, (total_s - startup_s) / servers)

@@ -1,4 +1,4 @@
-"""A child process with its own log, its own process group and a deadline."""
+"""Child processes with a log and a process group of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bench.results import without_paths
@@ -28,6 +29,64 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
+class Child:
+    """A running ``python -m module`` with all its output in ``log``; it can be given lines.
+
+    Whoever starts one ends it with :func:`end`: a server left behind would hold the GPU.
+    """
+
+    def __init__(self, module: str, arguments: list[str], env: Mapping[str, str], log: Path) -> None:
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env=environment(env),
+                cwd=log.parent,
+                # Unbuffered: a line is there once it is sent. However we end, the child sees the end of its input.
+                stdin=subprocess.PIPE,
+                bufsize=0,
+                stdout=output,
+                stderr=output,
+                # Of its own: the server's processes can be ended together, and Ctrl-C reaches only us.
+                start_new_session=True,
+            )
+
+    def send(self, line: str) -> None:
+        """Give it a line; where it is gone, :meth:`poll` says so."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n".encode())
+
+    def close(self) -> None:
+        """No more lines."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
+    def _signal_group(self, number: int) -> bool:
+        """Signal all that is left of its session; False where nothing is."""
+        self.poll()  # a zombie of ours would count as alive
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def end(children: Sequence[Child]) -> None:
+    """End what is left of the children's sessions: ask first, so that GPU memory is given back in order."""
+    for child in children:
+        child.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for child in children:
+            child._signal_group(number)
+        until = time.monotonic() + _TERM_GRACE_S
+        while time.monotonic() < until and any(child._signal_group(0) for child in children):
+            time.sleep(0.05)
+
+
 def run_module(
     module: str,
     arguments: list[str],
@@ -46,48 +105,16 @@ def run_module(
     Returns:
         The exit code, or None when the child was ended at the timeout.
     """
-    command = [sys.executable, "-m", module, *arguments]
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            command,
-            env=environment(env),
-            cwd=log.parent,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Of its own: the server's processes can be ended together, and Ctrl-C reaches only us.
-            start_new_session=True,
-        )
-    end = time.monotonic() + timeout_s
+    child = Child(module, arguments, env, log)
+    until = time.monotonic() + timeout_s
     try:
-        while child.poll() is None and time.monotonic() < end:
+        child.close()
+        while child.poll() is None and time.monotonic() < until:
             time.sleep(_WATCH_S)
             watch()
         return child.poll()
     finally:
-        _end_group(child)
-
-
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of the child's session: ask first, so that GPU memory is given back in order."""
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, signal_number)
-        except ProcessLookupError:
-            break
-        end = time.monotonic() + _TERM_GRACE_S
-        while time.monotonic() < end and _group_exists(child):
-            time.sleep(0.05)
-    child.wait()
-
-
-def _group_exists(child: subprocess.Popen[bytes]) -> bool:
-    child.poll()  # a zombie of ours would count as alive
-    try:
-        os.killpg(child.pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+        end([child])
 
 
 def log_tail(log: Path, lines: int = 40, columns: int = 300) -> list[str]:

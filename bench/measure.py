@@ -1,7 +1,8 @@
 """One server, measured at every concurrency: the child process of :mod:`bench.sweep`.
 
-``python -m bench.measure TASK.json`` starts an ``sgl.Engine``, measures, and appends one JSON line a
-measurement to the task's results as soon as it has it.
+``python -m bench.measure TASK.json`` starts an ``sgl.Engine`` and does what its input says, line by line: measure a
+concurrency, or with ``numbers`` see whether the weights give any. It appends one JSON line a measurement to the task's
+results as soon as it has it, by which the parent knows that it is done. At the end of its input it ends.
 
 The decode figure of one repeat is ``concurrency * (output - 1) / (t_full - t_one)``: the time of a run of
 ``output`` tokens less the time of a run of one token of the same prompts, which is prefill and the way
@@ -17,7 +18,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -28,7 +29,6 @@ from bench.decode_log import LogReader, graph_use
 from bench.modes import BenchMode, Served
 from bench.results import append_row
 
-EXIT_OUT_OF_TIME = 3
 EXIT_NOT_PROVEN = 4
 
 _MOST_REPEATS_FACTOR = 4
@@ -47,14 +47,13 @@ class Task:
         accept_length: Simulated tokens a verify step; None where the weights decide.
         latency: Whether to add a streamed run a concurrency for inter-token latencies.
         graphs_required: Whether every decode step has to replay a CUDA graph.
-        deadline: Unix time by which the process has to be gone.
+        shares_gpu: Whether other servers use the GPU, too.
         log: File that this process's output goes to, the server's included.
         results: File to append rows to.
     """
 
     labels: dict[str, Any]
     engine_arguments: dict[str, Any]
-    concurrencies: list[int]
     input_tokens: int
     output_tokens: int
     vocab_size: int
@@ -63,7 +62,7 @@ class Task:
     accept_length: float | None
     latency: bool
     graphs_required: bool
-    deadline: float
+    shares_gpu: bool
     log: str
     results: str
 
@@ -252,9 +251,16 @@ def percentile(values: list[float], percent: float) -> float:
     return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))]
 
 
-def server_row(served: Served, startup_s: float) -> dict[str, Any]:
-    """What a started server says about its set-up."""
+def server_row(served: Served, startup_s: float, *, shares_gpu: bool) -> dict[str, Any]:
+    """What a started server says about its set-up.
+
+    Args:
+        shares_gpu: Whether others use the GPU, too: what is read off its free memory says nothing of this server then.
+    """
     state = served.state
+    memory = state.get("memory_usage")
+    if shares_gpu and memory is not None:
+        memory = {name: memory[name] for name in ("kvcache", "token_capacity")}
     kept = (
         "attention_backend",
         "decode_attention_backend",
@@ -278,8 +284,8 @@ def server_row(served: Served, startup_s: float) -> dict[str, Any]:
         "startup_s": round(startup_s, 1),
         "arguments": {name: state.get(name) for name in kept},
         "cuda_graph_sizes": cuda_graph_sizes(state),
-        "memory_gb": state.get("memory_usage"),
-        "gpu_memory_used_mib": gpu_memory_used_mib(),
+        "memory_gb": memory,
+        "gpu_memory_used_mib": None if shares_gpu else gpu_memory_used_mib(),
         "plugin": served.plugin,
     }
 
@@ -303,7 +309,27 @@ def gpu_memory_used_mib() -> int | None:
         return None
 
 
-def run(task: Task) -> int:
+def obey(commands: Iterable[str], bench: Bench, write: Callable[[str, dict[str, Any]], None]) -> int:
+    """Measure what each line of input asks for; returns the exit code."""
+    proven = True
+    for command in map(str.strip, commands):
+        if command == "numbers":
+            finite = bench.finite_logprobs()
+            write("numbers", {"finite_logprobs": finite})
+            if not finite:
+                proven = False
+                write("error", {"error": "the weights give no finite logprobs: what was measured is no decoding"})
+            continue
+        concurrency = int(command)
+        try:
+            write("measurement", bench.concurrency(concurrency))
+        except ProofError as error:
+            proven = False
+            write("error", {"concurrency": concurrency, "error": f"not measured: {error}"})
+    return 0 if proven else EXIT_NOT_PROVEN
+
+
+def run(task: Task, commands: Iterable[str]) -> int:
     """Start the server and measure it; returns the exit code."""
     results = Path(task.results)
 
@@ -316,35 +342,16 @@ def run(task: Task) -> int:
     engine = sgl.Engine(**task.engine_arguments)
     try:
         bench = Bench(task, engine)
-        write("server", server_row(bench.served(), time.perf_counter() - start))
-        slowest_s_per_request = 0.0
-        failed = False
-        for position, concurrency in enumerate(task.concurrencies):
-            expected_s = slowest_s_per_request * concurrency
-            if position and time.time() + expected_s > task.deadline:
-                left = task.concurrencies[position:]
-                write("error", {"error": f"out of time before concurrency {left}", "out_of_time": True})
-                return EXIT_OUT_OF_TIME
-            before = time.perf_counter()
-            try:
-                write("measurement", bench.concurrency(concurrency))
-            except ProofError as error:
-                failed = True
-                write("error", {"concurrency": concurrency, "error": f"not measured: {error}"})
-            # The more requests the less time each: what the last concurrency took is an upper bound.
-            slowest_s_per_request = (time.perf_counter() - before) / concurrency
-        finite = bench.finite_logprobs()
-        write("numbers", {"finite_logprobs": finite})
-        if not finite:
-            write("error", {"error": "the weights give no finite logprobs: what was measured is no decoding"})
-        return EXIT_NOT_PROVEN if failed or not finite else 0
+        startup_s = time.perf_counter() - start
+        write("server", server_row(bench.served(), startup_s, shares_gpu=task.shares_gpu))
+        return obey(commands, bench, write)
     finally:
         engine.shutdown()
 
 
 def main() -> int:
     task = Task(**json.loads(Path(sys.argv[1]).read_text()))
-    code = run(task)
+    code = run(task, sys.stdin)
     sys.stdout.flush()
     sys.stderr.flush()
     return code

@@ -6,29 +6,50 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import host, models, report
 from bench.budget import Budget
-from bench.child import log_tail, run_module
-from bench.measure import EXIT_NOT_PROVEN, EXIT_OUT_OF_TIME, Task
-from bench.modes import MODES, BenchMode
+from bench.child import Child, end, log_tail
+from bench.measure import EXIT_NOT_PROVEN, Task
+from bench.modes import MODES
 from bench.results import RESULTS, Results, Row, append_row, now
 
 _CLOSING_S = 15.0
 """Kept for ending a server that hangs, and for the table and the plot."""
 
 _CONCURRENCIES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+
+_WATCH_S = 0.2
+"""Between two looks at the result file; the GPU idles so long at most from one turn to the next."""
+
+_FIRST_PORT, _PORTS_APART, _MOST_SERVERS_AT_ONCE = 20_000, 1_500, 8
+"""SGLang takes further ports from the one it is given; all stay below those that the system hands out."""
+
+_LEAST_POOL_TOKENS = 8192
+_SLACK_TOKENS = 64
+"""KV slots of a request beyond its own tokens: SGLang reserves two verify steps ahead, and whole pages."""
+
+_SHARED_MEM_FRACTION = 0.99
+"""``mem_fraction_static`` where servers share a GPU.
+
+SGLang refuses to start unless 1 - this of the memory that was free before it loaded the weights is free afterwards,
+and what other servers took meanwhile counts like weights of its own: at 0.8 a start can fail on a GPU with room for
+all. Nor need anything be kept back for forwards and graphs, since ``max_total_tokens`` bounds the KV pool.
+"""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -47,6 +68,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--least-seconds", type=float, default=0.0, metavar="S", help="more repeats until they took so long, 4x at most"
     )
     parser.add_argument("--rounds", type=int, default=1, help="fresh servers a mode; the order rotates between rounds")
+    parser.add_argument(
+        "--servers-at-once", type=int, default=1, metavar="N", help="modes that share the GPU and are measured in turns"
+    )
     parser.add_argument(
         "--simulate-accept-length", type=float, metavar="X", help="tokens a verify step; default: 2.5, on a CPU unset"
     )
@@ -70,7 +94,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="CUDA graphs: SGLang's own sizes, or those of the concurrencies only, which starts faster",
     )
     parser.add_argument("--tp-size", type=int, default=1, metavar="N", help="tensor-parallel ranks of every server")
-    parser.add_argument("--mem-fraction", type=float, default=0.8, help="SGLang's mem_fraction_static")
+    parser.add_argument(
+        "--mem-fraction", type=float, default=0.8, help="SGLang's mem_fraction_static, one server at once"
+    )
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
     args = parser.parse_args(argv)
     unknown = [name for name in args.modes if name not in MODES]
@@ -78,6 +104,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error(f"no such mode: {', '.join(unknown)} (known: {', '.join(MODES)})")
     if min(args.concurrencies) < 1 or args.output_tokens < 2 or args.repeats < 1 or args.rounds < 1:
         parser.error("concurrencies, repeats and rounds start at 1, output tokens at 2")
+    if not 1 <= args.servers_at_once <= _MOST_SERVERS_AT_ONCE:
+        parser.error(f"servers at once: 1 to {_MOST_SERVERS_AT_ONCE}, for which there are ports")
+    if args.servers_at_once > 1 and len(set(args.modes)) < len(args.modes):
+        parser.error("servers at once are told apart by their mode: name each once, and use --rounds for more of them")
+    if args.servers_at_once > 1 and args.tp_size > 1:
+        parser.error(
+            "SGLang refuses ranks whose GPUs differ in free memory, as they do while other servers load: "
+            "leave --servers-at-once or --tp-size at 1"
+        )
     on_gpu = args.device == "cuda"
     args.concurrencies = sorted(set(args.concurrencies))
     args.model_shape = args.model_shape or ("llama-8b" if on_gpu else "tiny")
@@ -101,6 +136,26 @@ def plan(backends: list[str], modes: list[str], rounds: int) -> Iterator[tuple[i
                 yield number, backend, mode
 
 
+def groups(servers: Iterable[tuple[int, str, str]], size: int) -> Iterator[list[tuple[int, str, str]]]:
+    """Planned servers that are started at once: up to ``size`` that follow each other in a round, on one backend."""
+    for _, of_a_kind in itertools.groupby(servers, key=lambda server: server[:2]):
+        rest = list(of_a_kind)
+        for first in range(0, len(rest), size):
+            yield rest[first : first + size]
+
+
+T = TypeVar("T")
+
+
+def turns(concurrencies: Iterable[int], servers: Iterable[T]) -> Iterator[tuple[int, T]]:
+    """Who is measured when: each concurrency begins one server later than the one before."""
+    order = deque(servers)
+    for concurrency in concurrencies:
+        for server in order:
+            yield concurrency, server
+        order.rotate(-1)
+
+
 def engine_arguments(args: argparse.Namespace, backend: str, most: int) -> dict[str, Any]:
     """SGLang's arguments that all modes share.
 
@@ -121,26 +176,90 @@ def engine_arguments(args: argparse.Namespace, backend: str, most: int) -> dict[
         "log_level": "info",
         "decode_log_interval": max(1, min(20, args.output_tokens // 6)),
     }
+    shared = args.servers_at_once > 1
+    if shared:
+        # An idle scheduler would keep a core busy, next to the server that is measured.
+        arguments["sleep_on_idle"] = True
+    if shared or args.device == "cpu":
+        # No more than is needed: the rest is for others.
+        tokens = most * (args.input_tokens + args.output_tokens + _SLACK_TOKENS)
+        arguments["max_total_tokens"] = max(_LEAST_POOL_TOKENS, tokens)
     if args.device == "cpu":
-        return arguments | {
-            "device": "cpu",
-            "dtype": "float32",
-            "disable_cuda_graph": True,
-            "max_total_tokens": max(8192, 2 * most * (args.input_tokens + args.output_tokens)),
-        }
+        return arguments | {"device": "cpu", "dtype": "float32", "disable_cuda_graph": True}
     measured_only = args.graph_sizes == "measured"
     graphs = {"cuda_graph_bs_decode": args.concurrencies} if measured_only else {"cuda_graph_max_bs_decode": most}
     return arguments | {
         "dtype": "bfloat16",
         "attention_backend": backend,
         "cuda_graph_backend_prefill": "disabled",
-        "mem_fraction_static": args.mem_fraction,
+        "mem_fraction_static": _SHARED_MEM_FRACTION if shared else args.mem_fraction,
         **graphs,
     }
 
 
+class OutOfTimeError(Exception):
+    """The budget was spent before a server had done what it was asked to."""
+
+
+class Progress:
+    """What a server's process adds to the result file, printed as it comes."""
+
+    def __init__(self, path: Path, labels: dict[str, Any]) -> None:
+        self._path = path
+        self._labels = labels
+        self._prefix = f"{labels['backend']} {labels['mode']}"
+        self._seen = len(Results.read(path).rows)
+        self.startup_s: float | None = None
+        self.rows: list[Row] = []
+
+    def show(self) -> None:
+        """Print what is new."""
+        rows = Results.read(self._path).rows
+        for row in rows[self._seen :]:
+            if not self._labels.items() <= row.items():
+                continue
+            self.rows.append(row)
+            if row["kind"] == "server":
+                self.startup_s = float(row["startup_s"])
+                say(f"{self._prefix}: up after {self.startup_s:.0f} s")
+            elif row["kind"] == "measurement":
+                say(f"{self._prefix}, {row['concurrency']} requests: {row['tokens_per_s']:.0f} tokens/s")
+            elif row["kind"] == "error":
+                say(f"{self._prefix}: {row['error']}")
+        self._seen = len(rows)
+
+
+@dataclass
+class Server:
+    """One server of a group.
+
+    Attributes:
+        left: Concurrencies at which it is still to be measured.
+        request_s: Seconds a request that its last turn took. The more requests the less time each, so an upper bound of
+            the next one's.
+        out_of_time: Whether what was left is left out.
+    """
+
+    labels: dict[str, Any]
+    left: list[int]
+    log: Path
+    progress: Progress
+    child: Child
+    request_s: float = 0.0
+    out_of_time: bool = False
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended."""
+        return self.child.poll() is not None
+
+    def wrote(self, **values: Any) -> bool:
+        """Whether it has added a row with these values."""
+        return any(values.items() <= row.items() for row in self.progress.rows)
+
+
 class Sweep:
-    """Runs the planned servers one after another."""
+    """Runs the planned servers, one group after another."""
 
     def __init__(self, args: argparse.Namespace, work: Path) -> None:
         self._args = args
@@ -153,32 +272,52 @@ class Sweep:
     def run(self) -> None:
         """Measure what fits into the budget."""
         args = self._args
-        for number, backend, name in plan(args.attention_backends, args.modes, args.rounds):
-            mode, labels = MODES[name], {"backend": backend, "mode": name, "round": number}
-            if not self._budget.allows(backend):
-                left, needed = self._budget.left_s, self._budget.needed_s(backend)
-                say(f"{backend} {name}: skipped, {left:.0f} s left, about {needed:.0f} s needed")
-                self._write(labels, "error", {"error": "not started: out of time", "out_of_time": True})
-                self.failures += 1
+        planned = plan(args.attention_backends, args.modes, args.rounds)
+        for group in groups(planned, args.servers_at_once):
+            backend = group[0][1]
+            labels = [{"backend": backend, "mode": mode, "round": number} for number, _, mode in group]
+            if self._budget.allows(backend, len(group)):
+                self._measure(backend, labels)
                 continue
-            self._measure(mode, labels)
+            left, needed = self._budget.left_s, self._budget.needed_s(backend, len(group))
+            for each in labels:
+                say(f"{backend} {each['mode']}: skipped, {left:.0f} s left, about {needed:.0f} s needed")
+                self._fail(each, {"error": "not started: out of time", "out_of_time": True})
 
-    def _measure(self, mode: BenchMode, labels: dict[str, Any]) -> None:
+    def _measure(self, backend: str, group: list[dict[str, Any]]) -> None:
+        """Start a group of servers, measure them in turns, and end them."""
+        start = time.monotonic()
+        servers: list[Server] = []
+        try:
+            for position, labels in enumerate(group):
+                mode = MODES[labels["mode"]]
+                if concurrencies := [c for c in self._args.concurrencies if c >= mode.least_concurrency]:
+                    port = _FIRST_PORT + _PORTS_APART * position
+                    servers.append(self._start(labels, concurrencies, port))
+                else:
+                    self._fail(labels, {"error": f"needs a concurrency of {mode.least_concurrency} or more"})
+            with suppress(OutOfTimeError):
+                self._take_turns(servers)
+            codes = [server.child.poll() for server in servers]
+        finally:
+            end([server.child for server in servers])
+        total_s = time.monotonic() - start
+        complete = [self._conclude(server, code) for server, code in zip(servers, codes, strict=True)]
+        startups_s = [s.progress.startup_s for s in servers if s.progress.startup_s is not None]
+        if startups_s:
+            self._budget.learn(backend, max(startups_s), total_s, complete=all(complete), servers=len(servers))
+
+    def _start(self, labels: dict[str, Any], concurrencies: list[int], port: int) -> Server:
         args, name = self._args, f"{labels['round']}-{labels['backend']}-{labels['mode']}"
+        mode = MODES[labels["mode"]]
         log = self._work / f"{name}.log"
         task_file = self._work / f"{name}.json"
-        concurrencies = [c for c in args.concurrencies if c >= mode.least_concurrency]
-        if not concurrencies:
-            self._write(labels, "error", {"error": f"needs a concurrency of {mode.least_concurrency} or more"})
-            self.failures += 1
-            return
         common = engine_arguments(args, labels["backend"], max(args.concurrencies))
         task = Task(
             labels=labels,
             engine_arguments=common
-            | {"model_path": str(self._target)}
+            | {"model_path": str(self._target), "port": port}
             | mode.engine_arguments(self._draft, self._work),
-            concurrencies=concurrencies,
             input_tokens=args.input_tokens,
             output_tokens=args.output_tokens,
             vocab_size=self._shape.vocab_size,
@@ -187,7 +326,7 @@ class Sweep:
             accept_length=args.simulate_accept_length,
             latency=args.latency,
             graphs_required=args.device == "cuda",
-            deadline=self._budget.deadline,
+            shares_gpu=args.servers_at_once > 1,
             log=str(log),
             results=str(args.out.resolve()),
         )
@@ -195,49 +334,79 @@ class Sweep:
         env = mode.environment(os.environ, args.simulate_accept_length)
         say(f"{labels['backend']} {labels['mode']}: started, {self._budget.left_s:.0f} s left")
         progress = Progress(args.out, labels)
-        start = time.monotonic()
-        code = run_module("bench.measure", [str(task_file)], env, log, self._budget.left_s, progress.show)
-        total_s = time.monotonic() - start
-        progress.show()
-        if code != 0:
-            self.failures += 1
-            reason = "ended at the deadline" if code is None else f"exit code {code}"
-            if code not in (EXIT_OUT_OF_TIME, EXIT_NOT_PROVEN):  # those have said themselves what was wrong
-                tail = log_tail(log)
-                self._write(labels, "error", {"error": f"the server's process: {reason}", "log_tail": tail})
-                say(*(f"    {line}" for line in tail))
-            say(f"{labels['backend']} {labels['mode']}: {reason} after {total_s:.0f} s")
-        if progress.startup_s is not None:
-            self._budget.learn(labels["backend"], progress.startup_s, total_s, complete=code == 0)
+        return Server(labels, concurrencies, log, progress, Child("bench.measure", [str(task_file)], env, log))
+
+    def _take_turns(self, servers: list[Server]) -> None:
+        """Measure each server at each concurrency while the others idle, and see them end.
+
+        Raises:
+            OutOfTimeError: time was up before.
+        """
+        self._wait(servers, lambda: all(server.gone or server.wrote(kind="server") for server in servers))
+        for concurrency, server in turns(self._args.concurrencies, servers):
+            if server.gone or concurrency not in server.left:
+                continue
+            if server.request_s * concurrency > self._budget.left_s:
+                error = f"out of time before concurrency {server.left}"
+                self._write(server.labels, "error", {"error": error, "out_of_time": True})
+                server.left, server.out_of_time = [], True
+                continue
+            start = time.monotonic()
+            self._ask(server, servers, str(concurrency), concurrency=concurrency)
+            server.left.remove(concurrency)
+            server.request_s = (time.monotonic() - start) / concurrency
+        for server in servers:
+            if not (server.gone or server.out_of_time):
+                self._ask(server, servers, "numbers", kind="numbers")
+        for server in servers:
+            server.child.close()
+        self._wait(servers, lambda: all(server.gone for server in servers))
+
+    def _ask(self, server: Server, servers: list[Server], command: str, **answer: Any) -> None:
+        """Have a server do something, until its row says that this is done."""
+        server.child.send(command)
+        self._wait(servers, lambda: server.gone or server.wrote(**answer))
+
+    def _wait(self, servers: list[Server], until: Callable[[], bool]) -> None:
+        while True:
+            for server in servers:
+                server.progress.show()
+            if until():
+                return
+            if self._budget.left_s <= 0:
+                raise OutOfTimeError
+            time.sleep(_WATCH_S)
+
+    def _conclude(self, server: Server, code: int | None) -> bool:
+        """Say how a server ended; returns whether all of it was measured.
+
+        Args:
+            code: Its exit code; None where it was ended at the deadline.
+        """
+        args, labels, log = self._args, server.labels, server.log
+        server.progress.show()
         if args.logs is not None:
             args.logs.mkdir(parents=True, exist_ok=True)
             (args.logs / log.name).write_bytes(log.read_bytes())
+        if code == 0 and server.wrote(kind="numbers"):
+            return True
+        out_of_time = code == 0 and server.out_of_time
+        reason = "out of time" if out_of_time else "ended at the deadline" if code is None else f"exit code {code}"
+        if out_of_time or code == EXIT_NOT_PROVEN:  # what was wrong is written already
+            self.failures += 1
+        else:
+            tail = log_tail(log)
+            self._fail(labels, {"error": f"the server's process: {reason}", "log_tail": tail})
+            say(*(f"    {line}" for line in tail))
+        say(f"{labels['backend']} {labels['mode']}: {reason}")
+        return False
+
+    def _fail(self, labels: dict[str, Any], error: Row) -> None:
+        self.failures += 1
+        self._write(labels, "error", error)
 
     def _write(self, labels: dict[str, Any], kind: str, values: Row) -> None:
         append_row(self._args.out, {"kind": kind, **labels, **values})
-
-
-class Progress:
-    """Prints what a server's process adds to the result file."""
-
-    def __init__(self, path: Path, labels: dict[str, Any]) -> None:
-        self._path = path
-        self._prefix = f"{labels['backend']} {labels['mode']}"
-        self._seen = len(Results.read(path).rows)
-        self.startup_s: float | None = None
-
-    def show(self) -> None:
-        """Print what is new."""
-        rows = Results.read(self._path).rows
-        for row in rows[self._seen :]:
-            if row["kind"] == "server":
-                self.startup_s = float(row["startup_s"])
-                say(f"{self._prefix}: up after {self.startup_s:.0f} s")
-            elif row["kind"] == "measurement":
-                say(f"{self._prefix}, {row['concurrency']} requests: {row['tokens_per_s']:.0f} tokens/s")
-            elif row["kind"] == "error":
-                say(f"{self._prefix}: {row['error']}")
-        self._seen = len(rows)
 
 
 def say(*lines: str) -> None:

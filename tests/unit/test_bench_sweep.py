@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +16,12 @@ import pytest
 
 from bench import host, models, sweep
 from bench.budget import Budget
-from bench.child import log_tail, run_module
+from bench.child import Child, end, environment, log_tail, run_module
 from bench.decode_log import GraphUse, LogReader, graph_use
 from bench.host import digest
-from bench.measure import enough, expected_tokens, percentile
-from bench.modes import MODES
+from bench.measure import EXIT_NOT_PROVEN, ProofError, enough, expected_tokens, obey, percentile, server_row
+from bench.modes import MODES, Served
+from bench.results import Results, append_row
 
 
 def test_order_rotates_between_rounds() -> None:
@@ -24,6 +29,37 @@ def test_order_rotates_between_rounds() -> None:
     assert servers[:3] == [(0, "fa3", "a"), (0, "fa3", "b"), (0, "fa3", "c")]
     assert servers[6:9] == [(1, "fa3", "b"), (1, "fa3", "c"), (1, "fa3", "a")]
     assert len(servers) == len(set(servers)) == 12
+
+
+def test_groups_are_of_one_round_and_backend() -> None:
+    planned = sweep.plan(["fa3", "triton"], ["a", "b", "c"], rounds=2)
+    found = [(group[0][:2], "".join(mode for *_, mode in group)) for group in sweep.groups(planned, 2)]
+    assert found == [
+        *(((0, backend), modes) for backend in ("fa3", "triton") for modes in ("ab", "c")),
+        *(((1, backend), modes) for backend in ("fa3", "triton") for modes in ("bc", "a")),
+    ]
+
+
+def test_each_concurrency_begins_one_server_later() -> None:
+    assert list(sweep.turns([1, 4, 8, 16], ["a", "b", "c"])) == [
+        *((1, server) for server in "abc"),
+        *((4, server) for server in "bca"),
+        *((8, server) for server in "cab"),
+        *((16, server) for server in "abc"),
+    ]
+    assert list(sweep.turns([1, 4], ["a"])) == [(1, "a"), (4, "a")]
+
+
+def test_servers_that_share_a_gpu_take_what_they_need() -> None:
+    alone, shared = (
+        sweep.engine_arguments(sweep.parse(["--servers-at-once", n, "--mem-fraction", "0.7"]), "fa3", most=256)
+        for n in ("1", "3")
+    )
+    assert "max_total_tokens" not in alone
+    assert alone["mem_fraction_static"] == 0.7
+    # SGLang admits a prompt only where there is room for all its tokens, a page and what a step reserves.
+    assert shared["max_total_tokens"] >= 256 * (256 + 128 + 16 + 2 * 8)
+    assert shared["mem_fraction_static"] == 0.99
 
 
 def test_defaults_follow_the_device() -> None:
@@ -35,7 +71,18 @@ def test_defaults_follow_the_device() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--modes", "base,fast"], ["--concurrencies", "0"], ["--output-tokens", "1"], ["--repeats", "0"]], ids=str
+    "argv",
+    [
+        ["--modes", "base,fast"],
+        ["--concurrencies", "0"],
+        ["--output-tokens", "1"],
+        ["--repeats", "0"],
+        ["--servers-at-once", "0"],
+        ["--servers-at-once", "9"],  # ports
+        ["--servers-at-once", "2", "--modes", "base,base"],
+        ["--servers-at-once", "2", "--tp-size", "2"],
+    ],
+    ids=str,
 )
 def test_nonsense_is_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit):
@@ -87,6 +134,15 @@ def test_budget_starts_no_server_that_cannot_finish() -> None:
     assert budget.needed_s("fa3") == pytest.approx(60 + 24.2)
     # Another backend compiles anew.
     assert budget.needed_s("triton") == pytest.approx(120 + 24.2)
+
+
+def test_servers_at_once_start_together_and_are_measured_one_after_the_other() -> None:
+    budget = Budget(seconds=300, startup_s=120, measure_s=50, clock=Clock())
+    assert budget.needed_s("fa3", servers=3) == pytest.approx(120 + 3 * 55)
+    assert budget.allows("fa3", servers=3)
+    assert not budget.allows("fa3", servers=4)
+    budget.learn("fa3", startup_s=60, total_s=150, complete=True, servers=3)
+    assert budget.needed_s("fa3", servers=2) == pytest.approx(60 + 2 * 33)
 
 
 def test_an_incomplete_measurement_teaches_no_duration() -> None:
@@ -171,6 +227,222 @@ def test_child_takes_all_it_started_along(tmp_path: Path, monkeypatch: pytest.Mo
     while _runs(grandchild) and time.monotonic() < end:
         time.sleep(0.05)
     assert not _runs(grandchild)
+
+
+def test_children_take_lines_and_end_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "for line in sys.stdin:\n"
+        "    if line == 'leave\\n': sys.exit(3)\n"
+        "    print(line.strip(), flush=True)\n"
+        "while True: signal.pause()\n"
+    )
+    monkeypatch.setattr("bench.child._TERM_GRACE_S", 1.0)
+    env = child_module(tmp_path, code)
+    logs = [tmp_path / name for name in ("0", "1", "2")]
+    children = [Child("bench_test_child", [], env, log) for log in logs]
+    for child in children:
+        child.send("8")
+        child.send("numbers")
+    while any(log.read_text() != "8\nnumbers\n" for log in logs):
+        time.sleep(0.05)
+    assert children[0].poll() is None
+    children[0].send("leave")
+    while children[0].poll() is None:
+        time.sleep(0.05)
+    children[0].send("too late")
+    start = time.monotonic()
+    end(children)
+    assert time.monotonic() - start < 2 * 1.0  # not one after the other
+    assert [child.poll() for child in children] == [3, -signal.SIGKILL, -signal.SIGKILL]
+
+
+def test_servers_are_gone_when_the_sweep_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "stub").mkdir()
+    stub = "import os, time\nfrom bench import child\nprint(os.getpid(), flush=True)\ntime.sleep(300)\n"
+    (tmp_path / "stub" / "bench_stub.py").write_text(stub)
+    code = (
+        "import sys\n"
+        "from bench import sweep\n"
+        "real = sweep.Child\n"
+        "sweep.Child = lambda module, *rest: real('bench_stub', *rest)\n"
+        "sys.exit(sweep.main(sys.argv[1:]))\n"
+    )
+    argv = ["--device", "cpu", "--modes", "base,spec", "--servers-at-once", "2", "--out", str(tmp_path / "r.jsonl")]
+    env = environment({**os.environ, "PYTHONPATH": str(tmp_path / "stub"), "TMPDIR": str(tmp_path)})
+    parent = subprocess.Popen([sys.executable, "-c", code, *argv], env=env, stdout=subprocess.DEVNULL)
+
+    def pids() -> list[int]:
+        return [int(log.read_text()) for log in tmp_path.glob("bench-*/*.log") if log.read_text().endswith("\n")]
+
+    try:
+        until = time.monotonic() + 60
+        while len(servers := pids()) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert len(servers) == 2
+        parent.terminate()
+        assert parent.wait(60) == 143
+    finally:
+        parent.kill()
+        parent.wait()
+    assert not any(map(_runs, servers))
+
+
+class Stub:
+    """A server's process that answers at once.
+
+    Attributes:
+        asked: Mode and command, of all of them, in turn.
+        dies_at: The mode and command at which one ends without an answer.
+        never_up: Modes that end before they are up.
+    """
+
+    asked: list[tuple[str, str]]
+    dies_at: tuple[str, str] | None = None
+    never_up: tuple[str, ...] = ()
+    seconds = 0.0
+
+    def __init__(self, module: str, arguments: list[str], env: dict[str, str], log: Path) -> None:
+        task = json.loads(Path(arguments[0]).read_text())
+        self.labels, self.out, self.code = task["labels"], Path(task["results"]), None
+        log.write_text("its log\n")
+        if self.labels["mode"] in self.never_up:
+            self.code: int | None = 1
+        else:
+            self.write("server", startup_s=1.0)
+
+    def write(self, kind: str, **values: Any) -> None:
+        append_row(self.out, {"kind": kind, **self.labels, **values})
+
+    def send(self, line: str) -> None:
+        command = (self.labels["mode"], line)
+        self.asked.append(command)
+        time.sleep(self.seconds)
+        if command == self.dies_at:
+            self.code = -9
+        elif line == "numbers":
+            self.write("numbers", finite_logprobs=True)
+        else:
+            repeat = {"tokens_per_s": 5.0, "step_ms": 1.0}
+            self.write("measurement", concurrency=int(line), tokens_per_s=5.0, repeats=[repeat])
+
+    def close(self) -> None:
+        self.code = 0 if self.code is None else self.code
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
+    class Fresh(Stub):
+        asked: list[tuple[str, str]] = []
+
+    monkeypatch.setattr(sweep, "Child", Fresh)
+    monkeypatch.setattr(sweep, "end", lambda children: None)
+    return Fresh
+
+
+def swept(tmp_path: Path, *argv: str) -> tuple[int, Results]:
+    out = tmp_path / "r.jsonl"
+    code = sweep.main(["--device", "cpu", "--out", str(out), *argv])
+    return code, Results.read(out)
+
+
+def test_servers_take_turns(stub: type[Stub], tmp_path: Path) -> None:
+    argv = ("--modes", "base,spec,upstream-zero", "--servers-at-once", "2", "--concurrencies", "1,4")
+    code, results = swept(tmp_path, *argv)
+    assert code == 0
+    assert stub.asked == [
+        ("base", "1"), ("spec", "1"), ("spec", "4"), ("base", "4"), ("base", "numbers"), ("spec", "numbers"),
+        *(("upstream-zero", command) for command in ("1", "4", "numbers")),
+    ]  # fmt: skip
+    assert results.header["settings"]["servers_at_once"] == 2
+    assert len(results.measurements) == 6
+
+
+def test_the_others_go_on_when_a_server_dies(stub: type[Stub], tmp_path: Path) -> None:
+    stub.dies_at, stub.never_up = ("spec", "1"), ("upstream-zero",)
+    argv = ("--modes", "base,spec,upstream-zero", "--servers-at-once", "3", "--concurrencies", "1,4")
+    code, results = swept(tmp_path, *argv)
+    assert code == 1
+    assert stub.asked == [("base", "1"), ("spec", "1"), ("base", "4"), ("base", "numbers")]
+    errors = {row["mode"]: row for row in results.of_kind("error")}
+    assert errors["spec"]["error"] == "the server's process: exit code -9"
+    assert errors["upstream-zero"]["error"] == "the server's process: exit code 1"
+    assert errors["spec"]["log_tail"] == ["its log"]
+    assert errors.keys() == {"spec", "upstream-zero"}
+
+
+def test_a_concurrency_is_left_out_where_a_mode_makes_no_sense(
+    stub: type[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "plugin_is_installed", lambda: True)
+    modes = ("--modes", "ours-threshold,base")
+    (tmp_path / "alone").mkdir()
+    assert swept(tmp_path / "alone", *modes, "--concurrencies", "1")[0] == 1
+    assert stub.asked == [("base", "1"), ("base", "numbers")]
+    stub.asked.clear()
+    assert swept(tmp_path, *modes, "--servers-at-once", "2", "--concurrencies", "1,2")[0] == 0
+    assert stub.asked[:3] == [("base", "1"), ("base", "2"), ("ours-threshold", "2")]
+
+
+def test_no_turn_begins_that_can_not_end_in_time(stub: type[Stub], tmp_path: Path) -> None:
+    stub.seconds = 0.3
+    argv = ("--modes", "base,spec", "--servers-at-once", "2", "--concurrencies", "1,2,1000")
+    times = ("--startup-seconds", "1", "--measure-seconds", "1", "--budget-seconds", "35")
+    code, results = swept(tmp_path, *argv, *times)
+    assert code == 1
+    assert [command for _, command in stub.asked] == ["1", "1", "2", "2"]
+    for row in results.of_kind("error"):
+        assert (row["error"], row["out_of_time"]) == ("out of time before concurrency [1000]", True)
+    assert len(results.of_kind("error")) == results.rows[-1]["failures"] == 2
+
+
+def test_a_group_that_can_not_finish_is_not_started(stub: type[Stub], tmp_path: Path) -> None:
+    argv = ("--modes", "base,spec,ours-spec", "--servers-at-once", "2", "--concurrencies", "1", "--rounds", "1")
+    times = ("--startup-seconds", "20", "--measure-seconds", "20", "--budget-seconds", "75")
+    code, results = swept(tmp_path, *argv, *times)
+    assert code == 1
+    assert stub.asked == [("ours-spec", "1"), ("ours-spec", "numbers")]
+    errors = [(row["mode"], row["error"]) for row in results.of_kind("error")]
+    assert errors == [(mode, "not started: out of time") for mode in ("base", "spec")]
+
+
+def test_a_server_does_what_its_input_says() -> None:
+    rows: list[tuple[str, dict[str, Any]]] = []
+
+    def concurrency(asked: int) -> dict[str, Any]:
+        if asked == 4:
+            raise ProofError("too few")
+        return {"concurrency": asked}
+
+    bench: Any = SimpleNamespace(concurrency=concurrency, finite_logprobs=lambda: True)
+
+    def write(kind: str, values: dict[str, Any]) -> None:
+        rows.append((kind, values))
+
+    assert obey(["1\n", "numbers\n"], bench, write) == 0
+    assert rows == [("measurement", {"concurrency": 1}), ("numbers", {"finite_logprobs": True})]
+    assert obey(["4\n", "8\n"], bench, write) == EXIT_NOT_PROVEN
+    assert rows[2:] == [
+        ("error", {"concurrency": 4, "error": "not measured: too few"}),
+        ("measurement", {"concurrency": 8}),
+    ]
+    bench.finite_logprobs = lambda: False
+    assert obey(["numbers\n"], bench, write) == EXIT_NOT_PROVEN
+
+
+def test_a_server_that_shares_the_gpu_says_nothing_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.measure.gpu_memory_used_mib", lambda: 1000)
+    memory = {"weight": 15.0, "kvcache": 12.0, "token_capacity": 100, "graph": 2.0}
+    alone, shared = (
+        server_row(Served({"memory_usage": memory}), 40.0, shares_gpu=shares_gpu) for shares_gpu in (False, True)
+    )
+    assert (alone["gpu_memory_used_mib"], alone["memory_gb"]) == (1000, memory)
+    assert shared["gpu_memory_used_mib"] is None
+    assert shared["memory_gb"] == {"kvcache": 12.0, "token_capacity": 100}
 
 
 def _runs(pid: int) -> bool:
