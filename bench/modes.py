@@ -55,6 +55,11 @@ class BenchMode:
     upstream_table: Mapping[str, Any] | None = None
     least_concurrency: int = 1
 
+    @property
+    def measures_at_start(self) -> bool:
+        """Whether the plugin times decode steps while the server starts."""
+        return self.plugin is not None and self.plugin["policy"] == "auto"
+
     def environment(self, base: Mapping[str, str], accept_length: float | None) -> dict[str, str]:
         """The environment of this server's process.
 

@@ -137,11 +137,14 @@ def plan(backends: list[str], modes: list[str], rounds: int) -> Iterator[tuple[i
 
 
 def groups(servers: Iterable[tuple[int, str, str]], size: int) -> Iterator[list[tuple[int, str, str]]]:
-    """Planned servers that are started at once: up to ``size`` that follow each other in a round, on one backend."""
-    for _, of_a_kind in itertools.groupby(servers, key=lambda server: server[:2]):
-        rest = list(of_a_kind)
-        for first in range(0, len(rest), size):
-            yield rest[first : first + size]
+    """Planned servers that are started at once: up to ``size`` that follow each other in a round, on one backend.
+
+    One that measures its own steps at start is alone: others that load meanwhile would show in what it finds.
+    """
+    for (*_, alone), of_a_kind in itertools.groupby(servers, key=lambda s: (*s[:2], MODES[s[2]].measures_at_start)):
+        rest, at_once = list(of_a_kind), 1 if alone else size
+        for first in range(0, len(rest), at_once):
+            yield rest[first : first + at_once]
 
 
 T = TypeVar("T")
@@ -156,11 +159,12 @@ def turns(concurrencies: Iterable[int], servers: Iterable[T]) -> Iterator[tuple[
         order.rotate(-1)
 
 
-def engine_arguments(args: argparse.Namespace, backend: str, most: int) -> dict[str, Any]:
+def engine_arguments(args: argparse.Namespace, backend: str, most: int, *, shared: bool) -> dict[str, Any]:
     """SGLang's arguments that all modes share.
 
     Args:
         most: The highest concurrency.
+        shared: Whether other servers use the GPU, too.
     """
     arguments: dict[str, Any] = {
         "load_format": "dummy",
@@ -176,7 +180,6 @@ def engine_arguments(args: argparse.Namespace, backend: str, most: int) -> dict[
         "log_level": "info",
         "decode_log_interval": max(1, min(20, args.output_tokens // 6)),
     }
-    shared = args.servers_at_once > 1
     if shared:
         # An idle scheduler would keep a core busy, next to the server that is measured.
         arguments["sleep_on_idle"] = True
@@ -293,7 +296,7 @@ class Sweep:
                 mode = MODES[labels["mode"]]
                 if concurrencies := [c for c in self._args.concurrencies if c >= mode.least_concurrency]:
                     port = _FIRST_PORT + _PORTS_APART * position
-                    servers.append(self._start(labels, concurrencies, port))
+                    servers.append(self._start(labels, concurrencies, port, shared=len(group) > 1))
                 else:
                     self._fail(labels, {"error": f"needs a concurrency of {mode.least_concurrency} or more"})
             with suppress(OutOfTimeError):
@@ -307,12 +310,12 @@ class Sweep:
         if startups_s:
             self._budget.learn(backend, max(startups_s), total_s, complete=all(complete), servers=len(servers))
 
-    def _start(self, labels: dict[str, Any], concurrencies: list[int], port: int) -> Server:
+    def _start(self, labels: dict[str, Any], concurrencies: list[int], port: int, *, shared: bool) -> Server:
         args, name = self._args, f"{labels['round']}-{labels['backend']}-{labels['mode']}"
         mode = MODES[labels["mode"]]
         log = self._work / f"{name}.log"
         task_file = self._work / f"{name}.json"
-        common = engine_arguments(args, labels["backend"], max(args.concurrencies))
+        common = engine_arguments(args, labels["backend"], max(args.concurrencies), shared=shared)
         task = Task(
             labels=labels,
             engine_arguments=common
@@ -326,7 +329,7 @@ class Sweep:
             accept_length=args.simulate_accept_length,
             latency=args.latency,
             graphs_required=args.device == "cuda",
-            shares_gpu=args.servers_at_once > 1,
+            shares_gpu=shared,
             log=str(log),
             results=str(args.out.resolve()),
         )

@@ -112,7 +112,7 @@ def test_a_dry_run_ends_on_a_running_server(dry: Server, load: list[Request], re
     assert dry.used_tokens() == 0
 
 
-@pytest.mark.supports("Parallelism", "`--tp-size 2`", since="0.1.0", note="on CPU ranks; refused on several GPUs")
+@pytest.mark.supports("Parallelism", "`--tp-size 2`", since="0.1.0", note="on CPU ranks; on two GPUs measured by hand")
 def test_two_ranks_switch_at_the_same_steps(load: list[Request], reference: list[list[int]], tmp_path: Path) -> None:
     # The other tests of this file have an attention backend that wants lengths on the host.
     env = {"SGLANG_CPU_ENGINE_NEEDS_CPU_SEQ_LENS": "0"}

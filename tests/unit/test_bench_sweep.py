@@ -32,12 +32,19 @@ def test_order_rotates_between_rounds() -> None:
 
 
 def test_groups_are_of_one_round_and_backend() -> None:
-    planned = sweep.plan(["fa3", "triton"], ["a", "b", "c"], rounds=2)
-    found = [(group[0][:2], "".join(mode for *_, mode in group)) for group in sweep.groups(planned, 2)]
+    planned = sweep.plan(["fa3", "triton"], ["base", "spec", "ours-plain"], rounds=2)
+    found = [(group[0][:2], [mode for *_, mode in group]) for group in sweep.groups(planned, 2)]
+    backends = ("fa3", "triton")
     assert found == [
-        *(((0, backend), modes) for backend in ("fa3", "triton") for modes in ("ab", "c")),
-        *(((1, backend), modes) for backend in ("fa3", "triton") for modes in ("bc", "a")),
+        *(((0, backend), modes) for backend in backends for modes in (["base", "spec"], ["ours-plain"])),
+        *(((1, backend), modes) for backend in backends for modes in (["spec", "ours-plain"], ["base"])),
     ]
+
+
+def test_a_server_that_measures_itself_is_alone() -> None:
+    planned = sweep.plan(["fa3"], ["base", "spec", "ours-auto", "ours-plain"], rounds=1)
+    found = [[mode for *_, mode in group] for group in sweep.groups(planned, 4)]
+    assert found == [["base", "spec"], ["ours-auto"], ["ours-plain"]]
 
 
 def test_each_concurrency_begins_one_server_later() -> None:
@@ -52,8 +59,8 @@ def test_each_concurrency_begins_one_server_later() -> None:
 
 def test_servers_that_share_a_gpu_take_what_they_need() -> None:
     alone, shared = (
-        sweep.engine_arguments(sweep.parse(["--servers-at-once", n, "--mem-fraction", "0.7"]), "fa3", most=256)
-        for n in ("1", "3")
+        sweep.engine_arguments(sweep.parse(["--mem-fraction", "0.7"]), "fa3", most=256, shared=shared)
+        for shared in (False, True)
     )
     assert "max_total_tokens" not in alone
     assert alone["mem_fraction_static"] == 0.7

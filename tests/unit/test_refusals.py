@@ -74,7 +74,6 @@ def test_another_algorithm_is_refused_with_the_served_ones(algorithm):
     ("changed", "flag"),
     [({name: True}, "--" + name.replace("_", "-")) for name in OFF if name not in WHERE_MODES_MIX]
     + [
-        ({"tp_size": 2}, "--tp-size above 1 on GPUs"),
         ({"pp_size": 2}, "--pp-size above 1"),
         ({"dp_size": 2}, "--dp-size above 1"),
         ({"ep_size": 2}, "--ep-size above 1"),
@@ -87,8 +86,9 @@ def test_a_feature_not_yet_proven_is_refused_by_its_flag(changed, flag):
     assert refusal_of(arguments(**changed)).what == f"{flag} is not served."
 
 
-def test_ranks_on_a_cpu_are_served():
-    refuse_unserved(arguments(tp_size=2, device="cpu"), THRESHOLD)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tensor_parallel_ranks_are_served(device):
+    refuse_unserved(arguments(tp_size=2, device=device), THRESHOLD)
 
 
 def test_several_features_are_named_in_one_refusal():
