@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
         def measure(mode: BenchMode, server: Server, labels: dict[str, Any]) -> None:
             start = time.monotonic()
-            warm_up(server.url, min(32, args.max_running_requests), args.input_tokens, vocab)
+            warm_up(server.url, args.max_running_requests, args.input_tokens, vocab)
             say(f"{mode.name}: warm after {time.monotonic() - start:.0f} s")
             try:
                 recording = send(server.url, trace, args.drain_seconds)

@@ -145,12 +145,19 @@ def send(url: str, trace: Sequence[Request], drain_s: float) -> Recording:
     return asyncio.run(_send(url, trace, drain_s))
 
 
-def warm_up(url: str, requests: int, input_tokens: int, vocab: int) -> None:
-    """A burst, then one request alone, so that a policy by load is where it would be on a quiet server."""
-    burst = [
-        Request(0.0, [2 + (number + k) % (vocab - 2) for k in range(input_tokens)], 16) for number in range(requests)
-    ]
-    for trace in (burst, [Request(0.0, burst[0].prompt, 48)]):
+def warm_up(url: str, most_requests: int, input_tokens: int, vocab: int) -> None:
+    """Bursts of 1, 2, 4 and so on up to the most that run, then one request alone.
+
+    SGLang compiles kernels anew for each power of two of requests, a tenth of a second each, when it first meets it.
+    The lone request brings a policy by load to where it would be on a quiet server.
+    """
+
+    def request(number: int, output_tokens: int) -> Request:
+        return Request(0.0, [2 + (number + k) % (vocab - 2) for k in range(input_tokens)], output_tokens)
+
+    sizes = [1 << power for power in range(most_requests.bit_length()) if 1 << power < most_requests]
+    bursts = [[request(number, 16) for number in range(size)] for size in (*sizes, most_requests)]
+    for trace in (*bursts, [request(0, 48)]):
         recording = send(url, trace, drain_s=120.0)
         if errors := {answer.error for answer in recording.answers if answer.error}:
             raise ValueError(f"the warm-up failed: {errors}")

@@ -66,8 +66,8 @@ _output_ids = attrgetter("output_ids")
 
 _READ_DONE = "shared_read_done_event"
 
-_BACKLOG_TOKENS, _BACKLOG_REQUESTS = 2048, 64
-"""Prompts that wait for the draft together: enough to launch it seldom, few enough to take little memory (50 MB for a
+_BACKLOG_TOKENS, _BACKLOG_REQUESTS = 4096, 128
+"""Prompts that wait for the draft together: enough to launch it seldom, few enough to take little memory (100 MB for a
 target of width 4096)."""
 
 _LOGITS_BYTES = 2**30
