@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -38,24 +38,31 @@ class Budget:
         """Seconds left."""
         return self.deadline - self.clock()
 
-    def needed_s(self, backend: str, servers: int = 1) -> float:
-        """Seconds that more servers on a backend, started at once, are expected to take, measurements included."""
-        measure_s = self.measure_s if self._measured_s is None else self._measured_s
-        return self._startups_s.get(backend, self.startup_s) + 1.1 * measure_s * servers
-
-    def allows(self, backend: str, servers: int = 1) -> bool:
-        """Whether more servers on a backend, started at once, are expected to finish in time."""
-        return self.left_s >= self.needed_s(backend, servers)
-
-    def learn(self, backend: str, startup_s: float, total_s: float, *, complete: bool, servers: int = 1) -> None:
-        """Take note of what servers that were started at once took.
+    def needed_s(self, backend: str, servers: int = 1, starts: int = 1) -> float:
+        """Seconds that a group of more servers on a backend is expected to take, measurements included.
 
         Args:
-            startup_s: Of the slowest one.
+            starts: How often one waits for servers that start, since not all start at once.
+        """
+        measure_s = self.measure_s if self._measured_s is None else self._measured_s
+        return starts * self._startups_s.get(backend, self.startup_s) + 1.1 * measure_s * servers
+
+    def allows(self, backend: str, servers: int = 1, starts: int = 1) -> bool:
+        """Whether a group of more servers on a backend is expected to finish in time."""
+        return self.left_s >= self.needed_s(backend, servers, starts)
+
+    def learn(
+        self, backend: str, startups_s: Sequence[float], total_s: float, *, complete: bool, servers: int = 1
+    ) -> None:
+        """Take note of what a group of servers took.
+
+        Args:
+            startups_s: Of the slowest of those that started at once, one start after another.
             complete: Whether each was measured at every concurrency.
         """
-        # A backend's first server compiles, later ones don't; the longer of later ones counts.
-        known = self._startups_s.get(backend)
-        self._startups_s[backend] = startup_s if known is None else min(max(known, startup_s), startup_s * 1.5)
+        for startup_s in startups_s:
+            # A backend's first server compiles, later ones don't; the longer of later ones counts.
+            known = self._startups_s.get(backend)
+            self._startups_s[backend] = startup_s if known is None else min(max(known, startup_s), startup_s * 1.5)
         if complete:
-            self._measured_s = max(self._measured_s or 0.0, (total_s - startup_s) / servers)
+            self._measured_s = max(self._measured_s or 0.0, (total_s - sum(startups_s)) / servers)

@@ -1,8 +1,9 @@
 """One server, measured at every concurrency: the child process of :mod:`bench.sweep`.
 
-``python -m bench.measure TASK.json`` starts an ``sgl.Engine`` and does what its input says, line by line: measure a
-concurrency, or with ``numbers`` see whether the weights give any. It appends one JSON line a measurement to the task's
-results as soon as it has it, by which the parent knows that it is done. At the end of its input it ends.
+``python -m bench.measure TASK.json`` starts an ``sgl.Engine`` and does what its input says, line by line: with ``8 0``
+measure 8 requests in the first pass (``8 1`` in the second), or with ``numbers`` see whether the weights give any. It
+appends one JSON line a measurement to the task's results as soon as it has it, by which the parent knows that it is
+done. At the end of its input it ends.
 
 The decode figure of one repeat is ``concurrency * (output - 1) / (t_full - t_one)``: the time of a run of
 ``output`` tokens less the time of a run of one token of the same prompts, which is prefill and the way
@@ -42,10 +43,10 @@ class Task:
         labels: Copied into every row: backend, mode, round.
         engine_arguments: For ``sgl.Engine``.
         vocab_size: Prompts are drawn from it.
-        repeats: Timed pairs of runs a concurrency, at least.
+        repeats: Timed pairs of runs a concurrency and pass, at least.
         least_seconds: More of them until they took so long: short runs say less each. At most four times as many.
         accept_length: Simulated tokens a verify step; None where the weights decide.
-        latency: Whether to add a streamed run a concurrency for inter-token latencies.
+        latency: Whether the first pass adds a streamed run a concurrency for inter-token latencies.
         graphs_required: Whether every decode step has to replay a CUDA graph.
         shares_gpu: Whether other servers use the GPU, too.
         log: File that this process's output goes to, the server's included.
@@ -87,34 +88,35 @@ class Bench:
         """The server's state now, once it is idle."""
         return Served(self._engine.get_server_info()["internal_states"][0])
 
-    def concurrency(self, concurrency: int) -> dict[str, Any]:
-        """Measure one concurrency.
+    def concurrency(self, concurrency: int, pass_number: int) -> dict[str, Any]:
+        """Measure one concurrency in one pass; the first one begins with an untimed run.
 
         Raises:
             ProofError: a run was not what it was to be; nothing of it is reported.
         """
-        task = self._task
-        warm_up_started = time.perf_counter()
-        self._generate(self._prompts(concurrency, repeat=-1), task.output_tokens)
-        warm_up_s = time.perf_counter() - warm_up_started
+        task, first_pass = self._task, pass_number == 0
+        warm_up_s = None
+        if first_pass:
+            warm_up_s, _ = self._generate(self._prompts(concurrency, repeat=-1), task.output_tokens)
         self._log.added()
         gc.collect()
         repeats: list[dict[str, Any]] = []
+        # Numbered by the most that a pass can have: the prompts of a pass are those of every mode.
+        first = pass_number * _MOST_REPEATS_FACTOR * task.repeats
         while not enough(task, repeats):
-            repeats.append(self._repeat(concurrency, len(repeats)))
+            repeats.append(self._repeat(concurrency, first + len(repeats)))
         use = graph_use(self._log.added(), concurrency)
         if task.graphs_required and not use.proven:
             raise ProofError(f"CUDA graphs at {concurrency} requests: {use}")
         row = {
-            "concurrency": concurrency,
             "tokens_per_s": round(median(r["tokens_per_s"] for r in repeats), 2),
             "step_ms": round(median(r["step_ms"] for r in repeats), 4),
             "one_token_s": round(median(r["one_token_s"] for r in repeats), 5),
             "repeats": repeats,
-            "warm_up_s": round(warm_up_s, 3),
+            "warm_up_s": warm_up_s and round(warm_up_s, 3),
             "decode_log_lines": asdict(use),
         }
-        if task.latency:
+        if task.latency and first_pass:
             row["streamed"] = self._streamed(self._prompts(concurrency, repeat=-2))
         return row
 
@@ -205,7 +207,7 @@ class Bench:
 
 
 def enough(task: Task, repeats: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a concurrency was measured often and long enough."""
+    """Whether a concurrency was measured often and long enough in one pass."""
     took_seconds = sum(repeat["one_token_s"] + repeat["full_s"] for repeat in repeats)
     least = task.repeats if took_seconds >= task.least_seconds else _MOST_REPEATS_FACTOR * task.repeats
     return len(repeats) >= least
@@ -320,12 +322,13 @@ def obey(commands: Iterable[str], bench: Bench, write: Callable[[str, dict[str, 
                 proven = False
                 write("error", {"error": "the weights give no finite logprobs: what was measured is no decoding"})
             continue
-        concurrency = int(command)
+        concurrency, pass_number = map(int, command.split())
+        turn = {"concurrency": concurrency, "pass": pass_number}
         try:
-            write("measurement", bench.concurrency(concurrency))
+            write("measurement", turn | bench.concurrency(concurrency, pass_number))
         except ProofError as error:
             proven = False
-            write("error", {"concurrency": concurrency, "error": f"not measured: {error}"})
+            write("error", turn | {"error": f"not measured: {error}"})
     return 0 if proven else EXIT_NOT_PROVEN
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -59,7 +60,9 @@ def _heading(results: Results) -> Iterator[str]:
     yield (
         f"{settings['model_shape']} shape with dummy weights; {settings['input_tokens']} tokens in, "
         f"{settings['output_tokens']} out; {acceptance(results)}; prefix cache off; "
-        f"{settings['repeats']} repeats, {settings['rounds']} round(s)"
+        f"{settings['repeats']} repeats"
+        f"{f' in each of {passes} passes' if (passes := settings.get('passes', 1)) > 1 else ''}, "
+        f"{settings['rounds']} round(s)"
         f"{f'; {ranks} GPUs, tensor-parallel' if (ranks := settings.get('tp_size', 1)) > 1 else ''}."
     )
     yield ""
@@ -109,14 +112,18 @@ def _table(results: Results, backend: str) -> Iterator[str]:
 def _switches(results: Results, backend: str) -> Iterator[str]:
     """What the plugin's own clock says of the first step in a mode, against an ordinary one of that mode."""
     lines = []
+    repeats = defaultdict(list)
     for row in results.measurements:
-        times = [repeat.get("plugin_times") for repeat in row["repeats"] if row["backend"] == backend]
+        if row["backend"] == backend:
+            repeats[row["mode"], row["concurrency"]] += row["repeats"]
+    for (mode, concurrency), of_all_rows in repeats.items():
+        times = [repeat.get("plugin_times") for repeat in of_all_rows]
         for to in ("spec", "plain"):
             first = [ms for each in times if each for ms in each["switch_ms"][to]]
             usual = [each["step_ms"][to] for each in times if each and each["step_ms"][to] is not None]
             if first and usual:
                 figures = f"{median(first):.1f} ({len(first)}) | {median(usual):.1f}"
-                lines.append(f"| {row['mode']} | {row['concurrency']} | {to} | {figures} |")
+                lines.append(f"| {mode} | {concurrency} | {to} | {figures} |")
     if lines:
         yield ""
         yield "Time from the last result in one mode to the first in the other, median (switches timed); both in ms."

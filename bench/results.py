@@ -141,7 +141,7 @@ class Results:
         return sorted({row["concurrency"] for row in self.measurements if row["backend"] == backend})
 
     def series(self, backend: str, mode: str, concurrency: int) -> Series | None:
-        """All repeats of all rounds of one mode, or None where it was not measured."""
+        """All repeats of all rounds and passes of one mode, or None where it was not measured."""
         key = (backend, mode, concurrency)
         rows = [r for r in self.measurements if (r["backend"], r["mode"], r["concurrency"]) == key]
         repeats = [repeat for row in rows for repeat in row["repeats"]]

@@ -103,7 +103,7 @@ class Measurement:
             self.fail(labels, f"{type(error).__name__}: {error}", log_tail(log))
         finally:
             if startup_s is not None:
-                self.budget.learn(labels["backend"], startup_s, time.monotonic() - started, complete=complete)
+                self.budget.learn(labels["backend"], [startup_s], time.monotonic() - started, complete=complete)
             if self.args.logs is not None:
                 self.args.logs.mkdir(parents=True, exist_ok=True)
                 (self.args.logs / log.name).write_bytes(log.read_bytes())

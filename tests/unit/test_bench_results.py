@@ -77,6 +77,19 @@ def test_ratio_is_of_medians_over_all_rounds() -> None:
     assert Results(rows).ratio("fa3", "ours-plain", "base", 8) is None
 
 
+def test_repeats_of_all_passes_count_together() -> None:
+    times = {"switch_ms": {"spec": [5.0], "plain": []}, "step_ms": {"spec": 4.0, "plain": 3.0}}
+    rows = [header(passes=2)]
+    for number, rate in enumerate((100.0, 104.0)):
+        rows += [measurement("base", [rate], **{"pass": number}), measurement("ours-plain", [rate], **{"pass": number})]
+        rows[-1]["repeats"][0]["plugin_times"] = times
+    assert [v.figure and v.figure.repeats for v in verdicts(rows)] == [2]
+    table = report.markdown(Results(rows))
+    assert "2 repeats in each of 2 passes, 1 round(s)." in table
+    assert "| 64 | 102 (3.9) | 102 (3.9) | 1.000 |" in table
+    assert table.count("| ours-plain | 64 | spec | 5.0 (2) | 4.0 |") == 1
+
+
 def test_ratio_by_step_ignores_how_many_tokens_were_accepted() -> None:
     slow_luck = {"tokens_per_s": 90.0, "step_ms": 5.0}
     good_luck = {"tokens_per_s": 100.0, "step_ms": 5.0}

@@ -19,7 +19,7 @@ from bench.budget import Budget
 from bench.child import Child, end, environment, log_tail, run_module
 from bench.decode_log import GraphUse, LogReader, graph_use
 from bench.host import digest
-from bench.measure import EXIT_NOT_PROVEN, ProofError, enough, expected_tokens, obey, percentile, server_row
+from bench.measure import EXIT_NOT_PROVEN, Bench, ProofError, enough, expected_tokens, obey, percentile, server_row
 from bench.modes import MODES, Served
 from bench.results import Results, append_row
 
@@ -41,20 +41,31 @@ def test_groups_are_of_one_round_and_backend() -> None:
     ]
 
 
-def test_a_server_that_measures_itself_is_alone() -> None:
-    planned = sweep.plan(["fa3"], ["base", "spec", "ours-auto", "ours-plain"], rounds=1)
-    found = [[mode for *_, mode in group] for group in sweep.groups(planned, 4)]
-    assert found == [["base", "spec"], ["ours-auto"], ["ours-plain"]]
+@pytest.mark.parametrize(
+    ("group", "expected"),
+    [
+        ("base,ours-auto,spec", [["base", "spec"], ["ours-auto"]]),
+        ("ours-auto,ours-auto,spec", [["spec"], ["ours-auto"], ["ours-auto"]]),
+        ("ours-auto", [["ours-auto"]]),
+        ("base,spec", [["base", "spec"]]),
+    ],
+)
+def test_a_server_that_measures_itself_starts_when_the_others_are_up(group: str, expected: list[list[str]]) -> None:
+    found = sweep.starts([{"mode": mode} for mode in group.split(",")])
+    assert [[labels["mode"] for labels in together] for together in found] == expected
 
 
-def test_each_concurrency_begins_one_server_later() -> None:
-    assert list(sweep.turns([1, 4, 8, 16], ["a", "b", "c"])) == [
-        *((1, server) for server in "abc"),
-        *((4, server) for server in "bca"),
-        *((8, server) for server in "cab"),
-        *((16, server) for server in "abc"),
+def test_each_concurrency_and_each_pass_begins_one_server_later() -> None:
+    assert list(sweep.turns(2, [1, 4, 8], ["a", "b", "c"])) == [
+        *((0, 1, server) for server in "abc"),
+        *((0, 4, server) for server in "bca"),
+        *((0, 8, server) for server in "cab"),
+        *((1, 1, server) for server in "bca"),
+        *((1, 4, server) for server in "cab"),
+        *((1, 8, server) for server in "abc"),
     ]
-    assert list(sweep.turns([1, 4], ["a"])) == [(1, "a"), (4, "a")]
+    assert list(sweep.turns(1, [1, 4], ["a"])) == [(0, 1, "a"), (0, 4, "a")]
+    assert not list(sweep.turns(1, [1], []))
 
 
 def test_servers_that_share_a_gpu_take_what_they_need() -> None:
@@ -84,6 +95,7 @@ def test_defaults_follow_the_device() -> None:
         ["--concurrencies", "0"],
         ["--output-tokens", "1"],
         ["--repeats", "0"],
+        ["--passes", "0"],
         ["--servers-at-once", "0"],
         ["--servers-at-once", "9"],  # ports
         ["--servers-at-once", "2", "--modes", "base,base"],
@@ -133,11 +145,11 @@ def test_budget_starts_no_server_that_cannot_finish() -> None:
     assert budget.allows("fa3")  # 180 s left, 175 s needed
     clock.now += 10
     assert not budget.allows("fa3")
-    budget.learn("fa3", startup_s=110, total_s=130, complete=True)
+    budget.learn("fa3", startups_s=[110], total_s=130, complete=True)
     assert budget.allows("fa3")  # 170 s left, 132 s needed
     assert budget.needed_s("fa3") == pytest.approx(110 + 22)
     # The second server on a backend finds its kernels compiled.
-    budget.learn("fa3", startup_s=40, total_s=62, complete=True)
+    budget.learn("fa3", startups_s=[40], total_s=62, complete=True)
     assert budget.needed_s("fa3") == pytest.approx(60 + 24.2)
     # Another backend compiles anew.
     assert budget.needed_s("triton") == pytest.approx(120 + 24.2)
@@ -148,13 +160,23 @@ def test_servers_at_once_start_together_and_are_measured_one_after_the_other() -
     assert budget.needed_s("fa3", servers=3) == pytest.approx(120 + 3 * 55)
     assert budget.allows("fa3", servers=3)
     assert not budget.allows("fa3", servers=4)
-    budget.learn("fa3", startup_s=60, total_s=150, complete=True, servers=3)
+    budget.learn("fa3", startups_s=[60], total_s=150, complete=True, servers=3)
     assert budget.needed_s("fa3", servers=2) == pytest.approx(60 + 2 * 33)
+
+
+def test_starts_that_follow_each_other_are_waited_for_one_by_one() -> None:
+    budget = Budget(seconds=410, startup_s=120, measure_s=50, clock=Clock())
+    assert budget.needed_s("fa3", servers=3, starts=2) == pytest.approx(2 * 120 + 3 * 55)
+    assert budget.allows("fa3", servers=3, starts=2)
+    assert not budget.allows("fa3", servers=3, starts=3)
+    # Only the first of them compiles.
+    budget.learn("fa3", startups_s=[110, 40], total_s=240, complete=True, servers=3)
+    assert budget.needed_s("fa3", servers=3, starts=2) == pytest.approx(2 * 60 + 3 * 33)
 
 
 def test_an_incomplete_measurement_teaches_no_duration() -> None:
     budget = Budget(seconds=300, startup_s=120, measure_s=50, clock=Clock())
-    budget.learn("fa3", startup_s=110, total_s=111, complete=False)
+    budget.learn("fa3", startups_s=[110], total_s=111, complete=False)
     assert budget.needed_s("fa3") == pytest.approx(110 + 55)
 
 
@@ -301,12 +323,16 @@ class Stub:
 
     Attributes:
         asked: Mode and command, of all of them, in turn.
+        loading: Modes that never come up, in a process that goes on.
+        started: Mode, and the modes that were up by then, of all of them, in turn.
         dies_at: The mode and command at which one ends without an answer.
         never_up: Modes that end before they are up.
     """
 
     asked: list[tuple[str, str]]
+    started: list[tuple[str, list[str]]]
     dies_at: tuple[str, str] | None = None
+    loading: tuple[str, ...] = ()
     never_up: tuple[str, ...] = ()
     seconds = 0.0
 
@@ -314,9 +340,10 @@ class Stub:
         task = json.loads(Path(arguments[0]).read_text())
         self.labels, self.out, self.code = task["labels"], Path(task["results"]), None
         log.write_text("its log\n")
+        self.started.append((self.labels["mode"], [row["mode"] for row in Results.read(self.out).of_kind("server")]))
         if self.labels["mode"] in self.never_up:
             self.code: int | None = 1
-        else:
+        elif self.labels["mode"] not in self.loading:
             self.write("server", startup_s=1.0)
 
     def write(self, kind: str, **values: Any) -> None:
@@ -331,8 +358,10 @@ class Stub:
         elif line == "numbers":
             self.write("numbers", finite_logprobs=True)
         else:
+            concurrency, pass_number = map(int, line.split())
+            turn = {"concurrency": concurrency, "pass": pass_number}
             repeat = {"tokens_per_s": 5.0, "step_ms": 1.0}
-            self.write("measurement", concurrency=int(line), tokens_per_s=5.0, repeats=[repeat])
+            self.write("measurement", **turn, tokens_per_s=5.0, repeats=[repeat])
 
     def close(self) -> None:
         self.code = 0 if self.code is None else self.code
@@ -345,6 +374,7 @@ class Stub:
 def stub(monkeypatch: pytest.MonkeyPatch) -> type[Stub]:
     class Fresh(Stub):
         asked: list[tuple[str, str]] = []
+        started: list[tuple[str, list[str]]] = []
 
     monkeypatch.setattr(sweep, "Child", Fresh)
     monkeypatch.setattr(sweep, "end", lambda children: None)
@@ -362,19 +392,61 @@ def test_servers_take_turns(stub: type[Stub], tmp_path: Path) -> None:
     code, results = swept(tmp_path, *argv)
     assert code == 0
     assert stub.asked == [
-        ("base", "1"), ("spec", "1"), ("spec", "4"), ("base", "4"), ("base", "numbers"), ("spec", "numbers"),
-        *(("upstream-zero", command) for command in ("1", "4", "numbers")),
+        ("base", "1 0"), ("spec", "1 0"), ("spec", "4 0"), ("base", "4 0"), ("base", "numbers"), ("spec", "numbers"),
+        *(("upstream-zero", command) for command in ("1 0", "4 0", "numbers")),
     ]  # fmt: skip
     assert results.header["settings"]["servers_at_once"] == 2
     assert len(results.measurements) == 6
 
 
+def test_passes_alternate_the_repeats_of_the_servers(stub: type[Stub], tmp_path: Path) -> None:
+    argv = ("--modes", "base,spec", "--servers-at-once", "2", "--concurrencies", "1,4", "--passes", "2")
+    code, results = swept(tmp_path, *argv)
+    assert code == 0
+    assert stub.asked == [
+        ("base", "1 0"), ("spec", "1 0"), ("spec", "4 0"), ("base", "4 0"),
+        ("spec", "1 1"), ("base", "1 1"), ("base", "4 1"), ("spec", "4 1"),
+        ("base", "numbers"), ("spec", "numbers"),
+    ]  # fmt: skip
+    ratio = results.ratio("cpu", "spec", "base", 4)
+    assert ratio is not None
+    assert ratio.repeats == 2
+
+
+def test_nothing_loads_while_a_server_measures_itself(
+    stub: type[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "plugin_is_installed", lambda: True)
+    argv = ("--modes", "ours-auto,base,spec", "--servers-at-once", "3", "--concurrencies", "1")
+    assert swept(tmp_path, *argv)[0] == 0
+    assert stub.started[-1] == ("ours-auto", ["base", "spec"])
+    assert [mode for mode, _ in stub.asked[:3]] == ["base", "spec", "ours-auto"]
+
+
+def test_a_server_that_was_to_start_later_is_not_forgotten(
+    stub: type[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "plugin_is_installed", lambda: True)
+    stub.loading = ("spec",)
+    argv = ("--modes", "base,spec,ours-auto", "--servers-at-once", "3", "--concurrencies", "1")
+    times = ("--startup-seconds", "0.1", "--measure-seconds", "0.1", "--budget-seconds", "16")
+    code, results = swept(tmp_path, *argv, *times)
+    assert code == 1
+    assert not stub.asked
+    errors = {row["mode"]: row["error"] for row in results.of_kind("error")}
+    assert errors == {
+        "ours-auto": "not started: out of time",
+        **dict.fromkeys(("base", "spec"), "the server's process: ended at the deadline"),
+    }
+    assert results.rows[-1]["failures"] == 3
+
+
 def test_the_others_go_on_when_a_server_dies(stub: type[Stub], tmp_path: Path) -> None:
-    stub.dies_at, stub.never_up = ("spec", "1"), ("upstream-zero",)
+    stub.dies_at, stub.never_up = ("spec", "1 0"), ("upstream-zero",)
     argv = ("--modes", "base,spec,upstream-zero", "--servers-at-once", "3", "--concurrencies", "1,4")
     code, results = swept(tmp_path, *argv)
     assert code == 1
-    assert stub.asked == [("base", "1"), ("spec", "1"), ("base", "4"), ("base", "numbers")]
+    assert stub.asked == [("base", "1 0"), ("spec", "1 0"), ("base", "4 0"), ("base", "numbers")]
     errors = {row["mode"]: row for row in results.of_kind("error")}
     assert errors["spec"]["error"] == "the server's process: exit code -9"
     assert errors["upstream-zero"]["error"] == "the server's process: exit code 1"
@@ -389,22 +461,31 @@ def test_a_concurrency_is_left_out_where_a_mode_makes_no_sense(
     modes = ("--modes", "ours-threshold,base")
     (tmp_path / "alone").mkdir()
     assert swept(tmp_path / "alone", *modes, "--concurrencies", "1")[0] == 1
-    assert stub.asked == [("base", "1"), ("base", "numbers")]
+    assert stub.asked == [("base", "1 0"), ("base", "numbers")]
     stub.asked.clear()
     assert swept(tmp_path, *modes, "--servers-at-once", "2", "--concurrencies", "1,2")[0] == 0
-    assert stub.asked[:3] == [("base", "1"), ("base", "2"), ("ours-threshold", "2")]
+    assert stub.asked[:3] == [("base", "1 0"), ("base", "2 0"), ("ours-threshold", "2 0")]
 
 
 def test_no_turn_begins_that_can_not_end_in_time(stub: type[Stub], tmp_path: Path) -> None:
     stub.seconds = 0.3
-    argv = ("--modes", "base,spec", "--servers-at-once", "2", "--concurrencies", "1,2,1000")
+    argv = ("--modes", "base,spec", "--servers-at-once", "2", "--concurrencies", "1,2,1000", "--passes", "2")
     times = ("--startup-seconds", "1", "--measure-seconds", "1", "--budget-seconds", "35")
     code, results = swept(tmp_path, *argv, *times)
     assert code == 1
-    assert [command for _, command in stub.asked] == ["1", "1", "2", "2"]
+    assert [command for _, command in stub.asked] == ["1 0", "1 0", "2 0", "2 0"]
     for row in results.of_kind("error"):
-        assert (row["error"], row["out_of_time"]) == ("out of time before concurrency [1000]", True)
+        assert (row["error"], row["out_of_time"]) == ("out of time before concurrency [1000] in pass 1 of 2", True)
     assert len(results.of_kind("error")) == results.rows[-1]["failures"] == 2
+
+
+def test_a_turn_takes_no_longer_than_fewer_requests_did_each() -> None:
+    server = sweep.Server({}, [1, 4, 8], Path(), Any, Any)  # type: ignore[arg-type]
+    assert server.most_s(4) == 0.0
+    server.took_s = {1: 2.0}
+    assert server.most_s(4) == 8.0
+    server.took_s = {1: 2.0, 4: 3.0, 8: 4.0}
+    assert [server.most_s(concurrency) for concurrency in (1, 4, 8)] == [2.0, 3.0, 4.0]
 
 
 def test_a_group_that_can_not_finish_is_not_started(stub: type[Stub], tmp_path: Path) -> None:
@@ -412,33 +493,68 @@ def test_a_group_that_can_not_finish_is_not_started(stub: type[Stub], tmp_path: 
     times = ("--startup-seconds", "20", "--measure-seconds", "20", "--budget-seconds", "75")
     code, results = swept(tmp_path, *argv, *times)
     assert code == 1
-    assert stub.asked == [("ours-spec", "1"), ("ours-spec", "numbers")]
+    assert stub.asked == [("ours-spec", "1 0"), ("ours-spec", "numbers")]
     errors = [(row["mode"], row["error"]) for row in results.of_kind("error")]
     assert errors == [(mode, "not started: out of time") for mode in ("base", "spec")]
+
+
+def test_a_group_needs_the_time_of_each_of_its_starts(
+    stub: type[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "plugin_is_installed", lambda: True)
+    argv = ("--servers-at-once", "2", "--concurrencies", "1", "--startup-seconds", "20", "--measure-seconds", "1")
+    for modes, started in (("base,ours-auto", 0), ("base,spec", 2)):
+        (tmp_path / modes).mkdir()
+        swept(tmp_path / modes, *argv, "--modes", modes, "--budget-seconds", "50")
+        assert len(stub.started) == started
 
 
 def test_a_server_does_what_its_input_says() -> None:
     rows: list[tuple[str, dict[str, Any]]] = []
 
-    def concurrency(asked: int) -> dict[str, Any]:
+    def concurrency(asked: int, pass_number: int) -> dict[str, Any]:
         if asked == 4:
             raise ProofError("too few")
-        return {"concurrency": asked}
+        return {"warm_up_s": None if pass_number else 1.0}
 
     bench: Any = SimpleNamespace(concurrency=concurrency, finite_logprobs=lambda: True)
 
     def write(kind: str, values: dict[str, Any]) -> None:
         rows.append((kind, values))
 
-    assert obey(["1\n", "numbers\n"], bench, write) == 0
-    assert rows == [("measurement", {"concurrency": 1}), ("numbers", {"finite_logprobs": True})]
-    assert obey(["4\n", "8\n"], bench, write) == EXIT_NOT_PROVEN
-    assert rows[2:] == [
-        ("error", {"concurrency": 4, "error": "not measured: too few"}),
-        ("measurement", {"concurrency": 8}),
+    assert obey(["1 0\n", "1 1\n", "numbers\n"], bench, write) == 0
+    assert rows == [
+        ("measurement", {"concurrency": 1, "pass": 0, "warm_up_s": 1.0}),
+        ("measurement", {"concurrency": 1, "pass": 1, "warm_up_s": None}),
+        ("numbers", {"finite_logprobs": True}),
+    ]
+    assert obey(["4 1\n", "8 0\n"], bench, write) == EXIT_NOT_PROVEN
+    assert rows[3:] == [
+        ("error", {"concurrency": 4, "pass": 1, "error": "not measured: too few"}),
+        ("measurement", {"concurrency": 8, "pass": 0, "warm_up_s": 1.0}),
     ]
     bench.finite_logprobs = lambda: False
     assert obey(["numbers\n"], bench, write) == EXIT_NOT_PROVEN
+
+
+def test_only_the_first_pass_warms_up_and_no_prompts_come_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").write_text("")
+    runs: list[int] = []
+    repeat = {"tokens_per_s": 5.0, "step_ms": 1.0, "one_token_s": 0.1, "full_s": 0.4}
+    task: Any = SimpleNamespace(
+        repeats=2, least_seconds=1.5, output_tokens=8, graphs_required=False, latency=True, log=tmp_path / "log"
+    )
+    monkeypatch.setattr(Bench, "_prompts", lambda _, __, repeat: runs.append(repeat))
+    monkeypatch.setattr(Bench, "_generate", lambda *_: (1.0, []))
+    monkeypatch.setattr(Bench, "_streamed", lambda *_: {})
+    monkeypatch.setattr(Bench, "_repeat", lambda _, __, number: runs.append(number) or repeat)
+    bench = Bench(task, engine=None)
+    rows = [bench.concurrency(4, pass_number) for pass_number in (0, 1)]
+    assert runs == [-1, 0, 1, 2, -2, 8, 9, 10]
+    assert [row["warm_up_s"] for row in rows] == [1.0, None]
+    assert ["streamed" in row for row in rows] == [True, False]
 
 
 def test_a_server_that_shares_the_gpu_says_nothing_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
