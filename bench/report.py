@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -220,11 +221,20 @@ def save(
     print(f"\n{table}", flush=True)
     if to_plot is not None and not to_plot(results, path.with_suffix(".png")):
         print(
-            f"No plot: matplotlib is missing, or nothing was measured. Later: python -m {to_plot.__module__} FILE",
+            "No plot: matplotlib is missing, or nothing was measured. Later: python -m bench.report FILE",
             flush=True,
         )
 
 
+def rewrite(path: Path) -> None:
+    """Write a result file's table and plot as the tool does that made it."""
+    tool = Results.read(path).header["tool"]
+    writers = {"bench.sweep": "bench.report", "bench.ramp": "bench.ramp.report", "bench.serve": "bench.serve"}
+    if tool not in writers:
+        raise SystemExit(f"{path.name} is of {tool}, which has no table (those of {', '.join(writers)} have).")
+    import_module(writers[tool]).write(path)
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        write(Path(name))
+        rewrite(Path(name))

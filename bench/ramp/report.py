@@ -1,8 +1,7 @@
-"""A ramp's result file as a Markdown table and a plot: ``python -m bench.ramp.report FILE...``"""
+"""A ramp's result file as a Markdown table and a plot."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,8 +121,3 @@ def _curve(rows: list[Row], column: str) -> tuple[list[Any], list[Any]]:
 def write(path: Path) -> None:
     """Write and print the table, and draw the plot, beside a result file."""
     save(path, markdown, plot)
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write(Path(name))

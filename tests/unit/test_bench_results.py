@@ -9,7 +9,7 @@ import pytest
 
 from bench import check, report
 from bench.bounds import BOUNDS, AnyBound, Bound, EnvelopeBound, HostBound
-from bench.results import Results, append_row, without_paths
+from bench.results import RESULTS, Results, append_row, without_paths
 
 HOST: dict[str, Any] = {
     "gpu": "NVIDIA H200, 143771 MiB, 580",
@@ -290,3 +290,14 @@ def test_host_time_is_held_against_its_bound(added_us: list[float], word: str) -
     assert verdict.word == word
     if word == "ok":
         assert "12.00 us (11.50 to 13.00, 3 repeats)" in verdict.line("d1")
+
+
+def test_a_file_is_written_anew_by_the_tool_that_made_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in sorted(RESULTS.glob("h200-triton-*.jsonl")):
+        copy = tmp_path / path.name
+        copy.write_bytes(path.read_bytes())
+        report.rewrite(copy)
+        assert copy.with_suffix(".md").read_text() in capsys.readouterr().out
+    copy.write_text('{"kind": "header", "tool": "bench.tokens_gpu"}\n')
+    with pytest.raises(SystemExit, match="has no table"):
+        report.rewrite(copy)
