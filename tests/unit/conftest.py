@@ -1,8 +1,8 @@
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No deadline and no database: the machine may be busy, and a run leaves nothing behind.
-settings.register_profile("unit", deadline=None, database=None)
+# No deadline, no minimum speed of drawing and no database: the machine may be busy, and a run leaves nothing behind.
+settings.register_profile("unit", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 settings.load_profile("unit")
 
 
