@@ -5,6 +5,8 @@ the server without speculation, so in bf16 every token has to be equal: exit cod
 every three steps, or where the policy ``auto`` decides, a verify step computes the same numbers by other kernels, so
 in bf16 equality is likely but not owed, and reported only (SGLang's kernels for GPUs take no float32). Steps, faults
 and the switches of several tensor-parallel ranks, which have to be the same, are owed in every case.
+
+``--variants`` does all of it again with other CUDA graphs, each against a server without speculation that has the same.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import re
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,19 @@ CASES = (
     Case("alternate", "bfloat16", {"policy": "alternate", "alternate_period_steps": 3}, owed=False),
     Case("auto", "bfloat16", {"policy": "auto"}, owed=False),
 )
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "graphs": {},
+    # Nearly every batch in a graph for more.
+    "padded": {"cuda_graph_bs_decode": [3, 16]},
+    # More requests than any graph of either mode holds, then fewer.
+    "beyond-graphs": {"cuda_graph_max_bs_decode": 4},
+    "eager": {"disable_cuda_graph": True},
+    "no-overlap": {"disable_overlap_schedule": True},
+    "paged": {"page_size": 16},
+}
+"""What differs in a server's arguments."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +137,9 @@ def serve(task: dict[str, Any]) -> int:
 
     engine = sgl.Engine(**task["engine_arguments"])
     try:
-        sampling = {"temperature": 0, "max_new_tokens": task["output_tokens"], "ignore_eos": True}
+        sampling = [
+            {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True} for tokens in task["output_tokens"]
+        ]
         outputs = engine.generate(input_ids=task["prompts"], sampling_params=sampling)
         served = Served(engine.get_server_info()["internal_states"][0])
         answer = Answer([output["output_ids"] for output in outputs], dict(served.plugin) if served.plugin else None)
@@ -139,10 +157,10 @@ class Runner:
         self._work = work
         self._prompts = prompts(args.target, args.requests)
 
-    def answer(self, name: str, dtype: str, plugin: dict[str, Any] | None) -> Answer | None:
+    def answer(self, variant: str, name: str, dtype: str, plugin: dict[str, Any] | None) -> Answer | None:
         """A server's answer, or None where it failed; its log's end is printed then."""
         args = self._args
-        task_file, log, out = (self._work / f"{name}-{dtype}.{kind}" for kind in ("json", "log", "answer"))
+        task_file, log, out = (self._work / f"{variant}-{name}-{dtype}.{kind}" for kind in ("json", "log", "answer"))
         arguments: dict[str, Any] = {
             "model_path": str(args.target),
             "skip_tokenizer_init": True,
@@ -168,9 +186,13 @@ class Runner:
                 "mem_fraction_static": 0.5,
             }
         task = {
-            "engine_arguments": arguments,
+            "engine_arguments": arguments | VARIANTS[variant],
             "prompts": self._prompts,
-            "output_tokens": args.output_tokens,
+            # From half of it on, so that they end one after the other and the batch goes through every size.
+            "output_tokens": [
+                args.output_tokens - number * args.output_tokens // (2 * args.requests)
+                for number in range(args.requests)
+            ],
             "answer": str(out),
         }
         task_file.write_text(json.dumps(task))
@@ -180,7 +202,9 @@ class Runner:
             args.logs.mkdir(parents=True, exist_ok=True)
             (args.logs / log.name).write_bytes(log.read_bytes())
         if code != 0 or not out.exists():
-            print(f"{name} in {dtype}: no answer, exit code {code}", *log_tail(log), sep="\n    ", flush=True)
+            print(
+                f"{variant}: {name} in {dtype}: no answer, exit code {code}", *log_tail(log), sep="\n    ", flush=True
+            )
             return None
         answer = Answer(**json.loads(out.read_text()))
         return replace(answer, switches_by_rank=switches_by_rank(log.read_text(errors="replace"), args.tp_size))
@@ -190,14 +214,15 @@ def run(args: argparse.Namespace, work: Path) -> int:
     """Compare; returns the exit code."""
     runner = Runner(args, work)
     cases = [case for case in CASES if case.name in args.cases]
-    base: dict[str, Answer | None] = {}
+    base: dict[tuple[str, str], Answer | None] = {}
     failed = False
-    for case in cases:
+    for variant, case in product(args.variants, cases):
         dtype = "float32" if args.device == "cpu" else case.dtype
-        if dtype not in base:
-            base[dtype] = runner.answer("base", dtype, None)
-        reference, answer = base[dtype], runner.answer(case.name, dtype, case.plugin)
-        row: dict[str, Any] = {"kind": "tokens", "case": case.name, "dtype": dtype, "owed": case.owed}
+        if (variant, dtype) not in base:
+            base[variant, dtype] = runner.answer(variant, "base", dtype, None)
+        reference, answer = base[variant, dtype], runner.answer(variant, case.name, dtype, case.plugin)
+        row: dict[str, Any] = {"kind": "tokens", "variant": variant, "case": case.name, "dtype": dtype}
+        row["owed"] = case.owed
         if reference is None or answer is None:
             row |= {"equal": None, "error": "no answer to compare"}
         else:
@@ -215,7 +240,10 @@ def run(args: argparse.Namespace, work: Path) -> int:
         verdict = "OK" if ok else row["error"] or "MISMATCH"
         owed = "" if case.owed else " (reported only)"
         print(
-            f"{case.name} against base, {dtype}{owed}: {verdict}", *row.get("differences", []), sep="\n    ", flush=True
+            f"{variant}: {case.name} against base, {dtype}{owed}: {verdict}",
+            *row.get("differences", []),
+            sep="\n    ",
+            flush=True,
         )
         if args.out is not None:
             append_row(args.out, row)
@@ -228,6 +256,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.tokens_gpu", description=__doc__)
     names = [case.name for case in CASES]
     parser.add_argument("--cases", type=lambda text: text.split(","), default=names, help=f"default: {','.join(names)}")
+    comma = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument(
+        "--variants", type=comma, default=["graphs"], metavar="A,B", help=f"{', '.join(VARIANTS)}; default: graphs"
+    )
     parser.add_argument("--target", type=Path, default=_MODELS / "target")
     parser.add_argument("--draft", type=Path, default=_MODELS / "draft")
     parser.add_argument("--attention-backend", default="triton")
@@ -239,6 +271,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="JSON lines")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
     args = parser.parse_args(argv)
+    if unknown := set(args.cases) - set(names) | set(args.variants) - VARIANTS.keys():
+        parser.error(f"no such case or variant: {', '.join(sorted(unknown))}")
     args.target, args.draft = args.target.resolve(), args.draft.resolve()
     missing = [path.name for path in (args.target, args.draft) if not (path / "config.json").exists()]
     if missing:
