@@ -43,6 +43,11 @@ def _typical_tokens(context: int) -> int:
     return 3 << (_SHORT_CONTEXT_BITS + context - 2) if context else 1 << (_SHORT_CONTEXT_BITS - 1)
 
 
+def _changed(seconds: float, by_seconds: float) -> float:
+    """A step time that something takes so much longer, or less: no measurement of another makes it much shorter."""
+    return max(seconds + by_seconds, seconds / _MOST_CHANGE)
+
+
 class Estimate(NamedTuple):
     """An expected step time.
 
@@ -214,8 +219,8 @@ class StepCosts:
         home = max(known, key=lambda c: (len(known[c]), -c))
         base, inside = self._along(mode, bucket, home)
         if not inside:
-            base += self._growth(mode.other, self._edge(mode, bucket, home), bucket, home)
-        seconds = max(base + self._context_extra(mode, bucket, home, context), base / _MOST_CHANGE)
+            base = _changed(base, self._growth(mode.other, self._edge(mode, bucket, home), bucket, home))
+        seconds = _changed(base, self._context_extra(mode, bucket, home, context))
         return Estimate(seconds, self._doubt(mode, _TRANSFERRED_DOUBT) if inside else math.inf, "derived")
 
     def _across(self, mode: Mode, bucket: int, context: int) -> tuple[float, bool] | None:
@@ -237,7 +242,7 @@ class StepCosts:
         (low, low_seconds), (high, high_seconds) = known[right - 1 : right + 1] if inside else (known[0], known[-1])
         start, start_seconds = (high, high_seconds) if right == len(known) else (low, low_seconds)
         slope = max(0.0, (high_seconds - low_seconds) / (high - low))
-        return max(start_seconds + slope * (at - start), start_seconds / _MOST_CHANGE), inside
+        return _changed(start_seconds, slope * (at - start)), inside
 
     def _context_extra(self, mode: Mode, bucket: int, home: int, context: int) -> float:
         """Seconds that a context class adds to what a mode's best-known class takes."""

@@ -212,6 +212,15 @@ def test_doubt_grows_while_a_time_is_not_measured_again():
     assert costs.estimate(PLAIN, 8, 300).doubt > before
 
 
+def test_what_the_other_mode_shows_makes_no_time_negative():
+    costs = StepCosts(GRAPHS)
+    served(costs, SPEC, 1, 0, 0.1)
+    served(costs, SPEC, 2, 0, 1.0)
+    served(costs, PLAIN, 2, 0, 0.25)
+    # On its own scale a lone request would take 0.9 s less than two.
+    assert costs.seconds(PLAIN, 1, 0) == 0.125
+
+
 @given(
     st.lists(
         st.tuples(
