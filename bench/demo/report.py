@@ -12,7 +12,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .load import Answer, Phase, TokenMeter
+from .load import Answer, Phase, TokenMeter, most_different
 from .watch import PLAIN, SPEC, Sample, Switch, accept_length, bands, plain_share
 
 _INK, _MUTED = "#333333", "#777777"
@@ -32,6 +32,12 @@ class Outcome:
     meter: TokenMeter
     threshold: int
     resume: int
+    on_gpu: bool = False
+
+    @property
+    def wrong(self) -> list[Answer]:
+        """The answers that are not those of the server without speculation."""
+        return [answer for answer in self.answers if answer.difference is not None]
 
 
 @dataclass(frozen=True)
@@ -120,8 +126,8 @@ def complaints(outcome: Outcome) -> list[str]:
         found.append(f"The server never came back from plain to spec: it does at {outcome.resume} requests or fewer.")
     if not outcome.answers:
         found.append("No request was answered.")
-    wrong = [answer for answer in outcome.answers if answer.difference is not None]
-    if wrong:
+    wrong = outcome.wrong
+    if len(wrong) > most_different(len(outcome.answers), outcome.on_gpu):
         first = wrong[0]
         found.append(
             f"{len(wrong)} of {len(outcome.answers)} answers differ from the server without speculation; the "

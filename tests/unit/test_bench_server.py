@@ -84,6 +84,7 @@ def test_only_the_adaptive_server_gets_speculation_and_plugin() -> None:
     adaptive = server_arguments(Path("t"), Path("d"), threshold=8, on_gpu=True)
     assert adaptive[adaptive.index("--speculative-disable-batch-threshold") + 1] == "8"
     assert adaptive[adaptive.index("--attention-backend") + 1] == "triton"
+    assert [arguments[arguments.index("--dtype") + 1] for arguments in (plain, adaptive)] == ["float32", "bfloat16"]
 
 
 def test_the_tail_leaves_out_polling() -> None:

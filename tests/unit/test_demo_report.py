@@ -108,6 +108,7 @@ def test_success_needs_both_switches_and_right_answers() -> None:
     wrong = replace(OUTCOME, answers=(*OUTCOME.answers, Answer(3, 1, 5, 4, 1.0)))
     assert "1 of 4 answers differ" in complaints(wrong)[0]
     assert "prompt 3, from token 4" in complaints(wrong)[0]
+    assert "1 of 4 answers differ" in complaints(replace(wrong, on_gpu=True))[0]
     faulty = replace(OUTCOME, samples=(START, replace(END, faults=2)))
     assert "2 faults" in complaints(faulty)[0]
 
