@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine: make demo, make test.
+# Each of these does everything on a fresh machine: make demo, make test (the default), make soak.
 PYTHON := .venv/bin/python
 
 NEWEST := 0.5.23

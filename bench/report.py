@@ -33,8 +33,14 @@ def markdown(results: Results) -> str:
         lines += ["", "## Not measured", ""]
         for row in errors:
             where = " ".join(str(row[k]) for k in ("backend", "mode", "concurrency") if k in row)
-            lines.append(f"- {where}: {row['error']}")
+            when = "".join(f", {k} {row[k] + 1}" for k in ("round", "pass") if row.get(k))
+            lines.append(f"- {where}{when}: {row['error']}")
     return "\n".join(lines) + "\n"
+
+
+def groups(modes: list[str], at_once: int) -> list[list[str]]:
+    """The modes of a sweep whose servers take turns."""
+    return [modes[first : first + at_once] for first in range(0, len(modes), at_once)]
 
 
 def measured_on(results: Results) -> str:
@@ -64,8 +70,11 @@ def _heading(results: Results) -> Iterator[str]:
         f"{settings['repeats']} repeats"
         f"{f' in each of {passes} passes' if (passes := settings.get('passes', 1)) > 1 else ''}, "
         f"{settings['rounds']} round(s)"
-        f"{f'; {ranks} GPUs, tensor-parallel' if (ranks := settings.get('tp_size', 1)) > 1 else ''}."
+        f"{f'; {ranks} tensor-parallel ranks' if (ranks := settings.get('tp_size', 1)) > 1 else ''}."
     )
+    if (at_once := settings.get("servers_at_once", 1)) > 1:
+        in_turns = "; ".join(", ".join(group) for group in groups(settings["modes"], at_once))
+        yield f"Measured in turns, one group of servers after the other: {in_turns}."
     yield ""
     yield f"    {head['command']}"
 
@@ -226,15 +235,17 @@ def save(
         )
 
 
-def rewrite(path: Path) -> None:
-    """Write a result file's table and plot as the tool does that made it."""
+def rewrite(path: Path) -> bool:
+    """Write a result file's table and plot as the tool does that made it; False where that makes none."""
     tool = Results.read(path).header["tool"]
     writers = {"bench.sweep": "bench.report", "bench.ramp": "bench.ramp.report", "bench.serve": "bench.serve"}
     if tool not in writers:
-        raise SystemExit(f"{path.name} is of {tool}, which has no table (those of {', '.join(writers)} have).")
+        print(f"{path.name} is of {tool}, which has no table (those of {', '.join(writers)} have).")
+        return False
     import_module(writers[tool]).write(path)
+    return True
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        rewrite(Path(name))
+    written = [rewrite(Path(name)) for name in sys.argv[1:]]
+    sys.exit(0 if all(written) else 1)

@@ -28,6 +28,8 @@ from bench.measure import EXIT_NOT_PROVEN, Task
 from bench.modes import MODES
 from bench.results import RESULTS, Results, Row, append_row, now
 
+T = TypeVar("T")
+
 _CLOSING_S = 15.0
 """Kept for ending a server that hangs, and for the table and the plot."""
 
@@ -90,7 +92,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--startup-seconds", type=float, default=120.0, metavar="S", help="expected first start on a backend"
     )
     parser.add_argument(
-        "--measure-seconds", type=float, default=60.0, metavar="S", help="expected measurement of the first server"
+        "--measure-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="expected measurement of one server, a pass",
     )
     parser.add_argument(
         "--graph-sizes",
@@ -111,8 +117,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error("concurrencies, repeats, passes and rounds start at 1, output tokens at 2")
     if not 1 <= args.servers_at_once <= _MOST_SERVERS_AT_ONCE:
         parser.error(f"servers at once: 1 to {_MOST_SERVERS_AT_ONCE}, for which there are ports")
-    if args.servers_at_once > 1 and len(set(args.modes)) < len(args.modes):
-        parser.error("servers at once are told apart by their mode: name each once, and use --rounds for more of them")
+    if any(len(set(names)) < len(names) for names in (args.modes, args.attention_backends or [])):
+        parser.error("servers are told apart by mode and backend: name each once, and use --rounds for more of them")
     if args.servers_at_once > 1 and args.tp_size > 1:
         parser.error(
             "SGLang refuses ranks whose GPUs differ in free memory, as they do while other servers load: "
@@ -126,27 +132,30 @@ def parse(argv: list[str]) -> argparse.Namespace:
         args.simulate_accept_length = 2.5
     if not args.simulate_accept_length:
         args.simulate_accept_length = None
+    if args.tp_size > 1 and args.simulate_accept_length is not None and args.simulate_accept_length % 1:
+        parser.error("each rank draws a simulated accept length by itself, and they have to agree: give a whole number")
     if args.out is None:
         stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M")
         args.out = RESULTS / f"{stamp}-{args.model_shape}-{args.device}.jsonl"
     return args
 
 
-def plan(backends: list[str], modes: list[str], rounds: int) -> Iterator[tuple[int, str, str]]:
-    """The servers to start, as round, backend, mode: each round begins one mode later than the one before."""
+def plan(backends: list[str], modes: list[str], rounds: int, at_once: int) -> Iterator[tuple[int, str, list[str]]]:
+    """The groups of servers that take turns, as round, backend and modes.
+
+    The same modes share a group in every round, so that the two sides of a ratio stay together. Each round begins one
+    group later than the one before, and each group one mode later.
+    """
+    groups = report.groups(modes, at_once)
     for number in range(rounds):
-        shift = number % len(modes)
         for backend in backends:
-            for mode in modes[shift:] + modes[:shift]:
-                yield number, backend, mode
+            for group in _rotated(groups, number):
+                yield number, backend, _rotated(group, number)
 
 
-def groups(servers: Iterable[tuple[int, str, str]], size: int) -> Iterator[list[tuple[int, str, str]]]:
-    """Planned servers that take turns: up to ``size`` that follow each other in a round, on one backend."""
-    for _, of_a_kind in itertools.groupby(servers, key=lambda server: server[:2]):
-        rest = list(of_a_kind)
-        for first in range(0, len(rest), size):
-            yield rest[first : first + size]
+def _rotated(items: list[T], by: int) -> list[T]:
+    by %= len(items)
+    return items[by:] + items[:by]
 
 
 def starts(group: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -157,9 +166,6 @@ def starts(group: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     alone = [[labels] for labels in group if MODES[labels["mode"]].measures_at_start]
     together = [labels for labels in group if not MODES[labels["mode"]].measures_at_start]
     return [together, *alone] if together else alone
-
-
-T = TypeVar("T")
 
 
 def turns(passes: int, concurrencies: Iterable[int], servers: Sequence[T]) -> Iterator[tuple[int, int, T]]:
@@ -297,23 +303,24 @@ class Sweep:
         self._work = work
         self._shape = models.SHAPES[args.model_shape]
         self._target, self._draft = models.write_pair(work / "models", self._shape)
-        self._budget = Budget(args.budget_seconds - _CLOSING_S, args.startup_seconds, args.measure_seconds)
+        self._budget = Budget(
+            args.budget_seconds - _CLOSING_S, args.startup_seconds, args.measure_seconds * args.passes
+        )
         self.failures = 0
 
     def run(self) -> None:
         """Measure what fits into the budget."""
         args = self._args
-        planned = plan(args.attention_backends, args.modes, args.rounds)
-        for group in groups(planned, args.servers_at_once):
-            backend = group[0][1]
-            labels = [{"backend": backend, "mode": mode, "round": number} for number, _, mode in group]
-            size = {"servers": len(group), "starts": len(starts(labels))}
+        for number, backend, modes in plan(args.attention_backends, args.modes, args.rounds, args.servers_at_once):
+            labels = [{"backend": backend, "mode": mode, "round": number} for mode in modes]
+            size = {"servers": len(modes), "starts": len(starts(labels))}
             if self._budget.allows(backend, **size):
                 self._measure(backend, labels)
                 continue
             left, needed = self._budget.left_s, self._budget.needed_s(backend, **size)
             for each in labels:
-                say(f"{backend} {each['mode']}: skipped, {left:.0f} s left, about {needed:.0f} s needed")
+                together = f" for {len(modes)} servers" if len(modes) > 1 else ""
+                say(f"{backend} {each['mode']}: skipped, {left:.0f} s left, about {needed:.0f} s needed{together}")
                 self._fail(each, _NOT_STARTED)
 
     def _measure(self, backend: str, group: list[dict[str, Any]]) -> None:
@@ -325,7 +332,7 @@ class Sweep:
         try:
             with suppress(OutOfTimeError):
                 while waiting:
-                    startups_s += self._bring_up(waiting.popleft(), servers, shared=len(group) > 1)
+                    startups_s += self._bring_up(waiting.popleft(), servers, shared=self._args.servers_at_once > 1)
                 self._take_turns(servers)
             codes = [server.child.poll() for server in servers]
         finally:

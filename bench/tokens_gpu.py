@@ -3,8 +3,9 @@
 The tiny trained pair decodes one fixed batch. The policy ``plain`` runs the same kernels on the same batch as
 the server without speculation, so in bf16 every token has to be equal: exit code 1 where one is not. With a flip
 every three steps, or where the policy ``auto`` decides, a verify step computes the same numbers by other kernels, so
-in bf16 equality is likely but not owed, and reported only (SGLang's kernels for GPUs take no float32). Steps, faults
-and the switches of several tensor-parallel ranks, which have to be the same, are owed in every case.
+in bf16 equality is likely but not owed, and reported only (SGLang's kernels for GPUs take no float32; on a CPU it is
+owed). Steps, faults and the switches of several tensor-parallel ranks, which have to be the same, are owed in every
+case.
 
 ``--variants`` does all of it again with other CUDA graphs, each against a server without speculation that has the same.
 """
@@ -25,8 +26,9 @@ from typing import Any
 
 from bench import host
 from bench.child import ROOT, log_tail, run_module
+from bench.measure import cuda_graph_sizes
 from bench.modes import SPECULATION, Served, plugin_environment
-from bench.results import append_row
+from bench.results import append_row, now, without_paths
 
 _MODELS = ROOT / "tests" / "models"
 
@@ -36,7 +38,7 @@ class Case:
     """One server to compare with the server without speculation of the same number type.
 
     Attributes:
-        owed: Whether a difference of tokens is a failure.
+        owed: Whether a difference of tokens is a failure even in bf16.
     """
 
     name: str
@@ -52,17 +54,26 @@ CASES = (
 )
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "graphs": {},
-    # Nearly every batch in a graph for more.
-    "padded": {"cuda_graph_bs_decode": [3, 16]},
-    # More requests than any graph of either mode holds, then fewer.
-    "beyond-graphs": {"cuda_graph_max_bs_decode": 4},
-    "eager": {"disable_cuda_graph": True},
-    "no-overlap": {"disable_overlap_schedule": True},
-    "paged": {"page_size": 16},
-}
-"""What differs in a server's arguments."""
+GRAPHS = ("graphs", "padded", "beyond-graphs", "eager")
+VARIANTS = (*GRAPHS, "no-overlap", "paged")
+
+
+def variant_arguments(variant: str, requests: int) -> dict[str, Any]:
+    """What differs in a variant's servers.
+
+    Args:
+        requests: The batch at first; it shrinks as requests end.
+    """
+    different: dict[str, dict[str, Any]] = {
+        # Nearly every batch in a graph for more.
+        "padded": {"cuda_graph_bs_decode": [3, requests]},
+        # More requests than any graph of either mode holds, then fewer.
+        "beyond-graphs": {"cuda_graph_max_bs_decode": max(1, requests // 4)},
+        "eager": {"disable_cuda_graph": True},
+        "no-overlap": {"disable_overlap_schedule": True},
+        "paged": {"page_size": 16},
+    }
+    return different.get(variant, {})
 
 
 @dataclass(frozen=True)
@@ -72,11 +83,13 @@ class Answer:
     Attributes:
         tokens: Output ids, one list a request.
         plugin: The plugin's state afterwards; None where it is not active.
+        graph_sizes: Decode batch sizes that CUDA graphs were captured for; None where there are none.
         switches_by_rank: What each tensor-parallel rank's log says of its switches; empty with one rank.
     """
 
     tokens: list[list[int]]
     plugin: dict[str, Any] | None
+    graph_sizes: list[int] | None = None
     switches_by_rank: list[list[str]] = field(default_factory=list)
 
 
@@ -142,7 +155,8 @@ def serve(task: dict[str, Any]) -> int:
         ]
         outputs = engine.generate(input_ids=task["prompts"], sampling_params=sampling)
         served = Served(engine.get_server_info()["internal_states"][0])
-        answer = Answer([output["output_ids"] for output in outputs], dict(served.plugin) if served.plugin else None)
+        ids = [output["output_ids"] for output in outputs]
+        answer = Answer(ids, dict(served.plugin) if served.plugin else None, cuda_graph_sizes(served.state))
         Path(task["answer"]).write_text(json.dumps(asdict(answer)))
     finally:
         engine.shutdown()
@@ -186,7 +200,7 @@ class Runner:
                 "mem_fraction_static": 0.5,
             }
         task = {
-            "engine_arguments": arguments | VARIANTS[variant],
+            "engine_arguments": arguments | variant_arguments(variant, args.requests),
             "prompts": self._prompts,
             # From half of it on, so that they end one after the other and the batch goes through every size.
             "output_tokens": [
@@ -222,7 +236,8 @@ def run(args: argparse.Namespace, work: Path) -> int:
             base[variant, dtype] = runner.answer(variant, "base", dtype, None)
         reference, answer = base[variant, dtype], runner.answer(variant, case.name, dtype, case.plugin)
         row: dict[str, Any] = {"kind": "tokens", "variant": variant, "case": case.name, "dtype": dtype}
-        row["owed"] = case.owed
+        owed = case.owed or dtype == "float32"
+        row["owed"] = owed
         if reference is None or answer is None:
             row |= {"equal": None, "error": "no answer to compare"}
         else:
@@ -233,14 +248,15 @@ def run(args: argparse.Namespace, work: Path) -> int:
                 "differences": differences(reference.tokens, answer.tokens),
                 "error": wrong_steps(case, answer),
                 "plugin": answer.plugin,
+                "graph_sizes": {"base": reference.graph_sizes, case.name: answer.graph_sizes},
                 "tp_size": args.tp_size,
             }
         ok = row["equal"] is True and row["error"] is None
-        failed |= row["error"] is not None or (case.owed and not ok)
+        failed |= row["error"] is not None or (owed and not ok)
         verdict = "OK" if ok else row["error"] or "MISMATCH"
-        owed = "" if case.owed else " (reported only)"
+        reported = "" if owed else " (reported only)"
         print(
-            f"{variant}: {case.name} against base, {dtype}{owed}: {verdict}",
+            f"{variant}: {case.name} against base, {dtype}{reported}: {verdict}",
             *row.get("differences", []),
             sep="\n    ",
             flush=True,
@@ -271,8 +287,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="JSON lines")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the servers' logs there")
     args = parser.parse_args(argv)
-    if unknown := set(args.cases) - set(names) | set(args.variants) - VARIANTS.keys():
+    if unknown := set(args.cases) - set(names) | set(args.variants) - set(VARIANTS):
         parser.error(f"no such case or variant: {', '.join(sorted(unknown))}")
+    if args.device == "cpu" and set(args.variants).intersection(GRAPHS[1:]):
+        parser.error(f"there are no CUDA graphs on a CPU to vary: {', '.join(GRAPHS[1:])}")
     args.target, args.draft = args.target.resolve(), args.draft.resolve()
     missing = [path.name for path in (args.target, args.draft) if not (path / "config.json").exists()]
     if missing:
@@ -283,7 +301,11 @@ def main(argv: list[str]) -> int:
         return 2
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        append_row(args.out, {"kind": "header", "tool": "bench.tokens_gpu", "host": host.facts()})
+        # What was found last replaces what was found before.
+        args.out.unlink(missing_ok=True)
+        command = without_paths(" ".join(["python -m bench.tokens_gpu", *argv]))
+        head = {"kind": "header", "tool": "bench.tokens_gpu", "started": now(), "command": command}
+        append_row(args.out, head | {"host": host.facts()})
     with tempfile.TemporaryDirectory(prefix="bench-") as work:
         return run(args, Path(work))
 

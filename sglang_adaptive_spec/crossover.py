@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_adaptive_spec.modes import Mode
 
+_LEAST_BREAK_EVEN = 0.95
 ACCEPT_LENGTHS = (1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0)
 
 
@@ -58,6 +59,16 @@ def spec_wins_up_to(measured: Sequence[Pair], accept_length: float) -> int:
     return most
 
 
+def contradict(measured: Sequence[Pair]) -> bool:
+    """Whether noise shows: a verify step faster than a plain step, or one that pays again at a much larger batch."""
+    highest = 0.0
+    for pair in measured:
+        if pair.break_even_accept_length < max(_LEAST_BREAK_EVEN, highest / 2):
+            return True
+        highest = max(highest, pair.break_even_accept_length)
+    return False
+
+
 def most_spec_requests(measured: Sequence[Pair], most_accepted_tokens: int) -> int | None:
     """The batch size above which speculation loses even with every draft accepted; None if it may win at all sizes.
 
@@ -88,4 +99,9 @@ def as_text(measured: Sequence[Pair]) -> str:
         else:
             verdict = f"{most} requests"
         lines.append(f"{accept_length:13.1f}   {verdict}")
+    if contradict(measured):
+        lines += [
+            "",
+            "These times contradict each other, as on a busy machine. Measure again when it is idle, or for longer.",
+        ]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +17,9 @@ from bench import check, models
 from bench.bounds import RampBound, ServeBound, SwitchBound
 from bench.ramp import report
 from bench.ramp.__main__ import PHASES, parse, ramp_modes
-from bench.ramp.client import Answer, Moment, Recording, Switch
+from bench.ramp.client import Answer, Moment, Recording, Switch, warm_up
 from bench.ramp.outcome import complaints, seconds, summary
-from bench.ramp.trace import Phase, arrivals, boundaries, make_trace, parse_phases
+from bench.ramp.trace import Phase, Request, arrivals, boundaries, make_trace, parse_phases
 from bench.results import Results, append_row
 from bench.serving import flags
 from sglang_adaptive_spec.modes import Mode, Reason
@@ -221,7 +222,7 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report.write(tmp_path / "r.jsonl")
     table = capsys.readouterr().out
     assert "| ours-auto | 98 | 350 / 500 / 500 |" in table
-    assert "it kept up" in table
+    assert "It kept up." in table
     assert "- spec: it broke" in table
     assert (tmp_path / "r.png").stat().st_size > 10_000
 
@@ -234,3 +235,16 @@ def test_each_token_of_dummy_weights_has_a_word(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == shape.vocab_size
     assert tokenizer.decode([0, 17, 511]) == "t0 t17 t511"
     assert tokenizer.encode("t17 something").ids == [17, 0]
+
+
+def test_the_warm_up_goes_through_every_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[list[int]] = []
+
+    def send(url: str, trace: Sequence[Request], drain_s: float) -> Recording:
+        sent.append([request.output_tokens for request in trace])
+        return Recording([], [], [])
+
+    monkeypatch.setattr("bench.ramp.client.send", send)
+    warm_up("http://server", most_requests=24, input_tokens=8, vocab=100)
+    assert [len(burst) for burst in sent] == [1, 2, 4, 8, 16, 24, 1]
+    assert sent[-1][0] > sent[0][0], "the last one is alone for longer"

@@ -25,19 +25,24 @@ from bench.results import Results, append_row
 
 
 def test_order_rotates_between_rounds() -> None:
-    servers = list(sweep.plan(["fa3", "triton"], ["a", "b", "c"], rounds=2))
-    assert servers[:3] == [(0, "fa3", "a"), (0, "fa3", "b"), (0, "fa3", "c")]
-    assert servers[6:9] == [(1, "fa3", "b"), (1, "fa3", "c"), (1, "fa3", "a")]
-    assert len(servers) == len(set(servers)) == 12
+    found = list(sweep.plan(["fa3", "triton"], ["a", "b", "c"], rounds=2, at_once=1))
+    assert found[:3] == [(0, "fa3", ["a"]), (0, "fa3", ["b"]), (0, "fa3", ["c"])]
+    assert found[6:9] == [(1, "fa3", ["b"]), (1, "fa3", ["c"]), (1, "fa3", ["a"])]
+    assert len(found) == 12
 
 
-def test_groups_are_of_one_round_and_backend() -> None:
-    planned = sweep.plan(["fa3", "triton"], ["base", "spec", "ours-plain"], rounds=2)
-    found = [(group[0][:2], [mode for *_, mode in group]) for group in sweep.groups(planned, 2)]
-    backends = ("fa3", "triton")
-    assert found == [
-        *(((0, backend), modes) for backend in backends for modes in (["base", "spec"], ["ours-plain"])),
-        *(((1, backend), modes) for backend in backends for modes in (["spec", "ours-plain"], ["base"])),
+def test_a_ratios_two_sides_share_a_group_in_every_round() -> None:
+    modes = ["base", "ours-plain", "spec", "ours-spec", "ours-auto"]
+    assert list(sweep.plan(["fa3"], modes, rounds=3, at_once=2)) == [
+        (0, "fa3", ["base", "ours-plain"]),
+        (0, "fa3", ["spec", "ours-spec"]),
+        (0, "fa3", ["ours-auto"]),
+        (1, "fa3", ["ours-spec", "spec"]),
+        (1, "fa3", ["ours-auto"]),
+        (1, "fa3", ["ours-plain", "base"]),
+        (2, "fa3", ["ours-auto"]),
+        (2, "fa3", ["base", "ours-plain"]),
+        (2, "fa3", ["spec", "ours-spec"]),
     ]
 
 
@@ -78,6 +83,8 @@ def test_servers_that_share_a_gpu_take_what_they_need() -> None:
     # SGLang admits a prompt only where there is room for all its tokens, a page and what a step reserves.
     assert shared["max_total_tokens"] >= 256 * (256 + 128 + 16 + 2 * 8)
     assert shared["mem_fraction_static"] == 0.99
+    assert shared["sleep_on_idle"]
+    assert "sleep_on_idle" not in alone
 
 
 def test_defaults_follow_the_device() -> None:
@@ -98,7 +105,9 @@ def test_defaults_follow_the_device() -> None:
         ["--passes", "0"],
         ["--servers-at-once", "0"],
         ["--servers-at-once", "9"],  # ports
-        ["--servers-at-once", "2", "--modes", "base,base"],
+        ["--modes", "base,base"],
+        ["--attention-backends", "fa3,fa3"],
+        ["--tp-size", "2"],  # the default accept length is 2.5
         ["--servers-at-once", "2", "--tp-size", "2"],
     ],
     ids=str,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from sglang_adaptive_spec.calibration import Calibration, load
-from sglang_adaptive_spec.crossover import as_text, most_spec_requests, pairs, spec_wins_up_to
+from sglang_adaptive_spec.crossover import as_text, contradict, most_spec_requests, pairs, spec_wins_up_to
 from sglang_adaptive_spec.errors import Refusal
 
 SETUP = {"device": "a GPU", "tp_size": 1}
@@ -98,3 +98,17 @@ def test_the_tables_say_it_in_words():
     assert "          1.2   no batch size" in text
     assert "          2.5   4 requests\n" in text
     assert "          4.0   16 requests, the largest batch measured" in text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "noisy"),
+    [
+        ({"r1": 1.3, "r4": 1.2, "r16": 3.0, "r64": 2.0}, False),
+        ({"r1": 0.9, "r4": 1.2}, True),  # verifying four tokens faster than decoding one
+        ({"r1": 1.3, "r4": 10.0, "r16": 1.2}, True),
+    ],
+)
+def test_times_that_contradict_each_other_are_said_to(ratios, noisy):
+    measured = pairs(table(**ratios))
+    assert contradict(measured) is noisy
+    assert ("contradict" in as_text(measured)) is noisy

@@ -109,6 +109,9 @@ def test_success_needs_both_switches_and_right_answers() -> None:
     assert "1 of 4 answers differ" in complaints(wrong)[0]
     assert "prompt 3, from token 4" in complaints(wrong)[0]
     assert "1 of 4 answers differ" in complaints(replace(wrong, on_gpu=True))[0]
+    many = replace(wrong, answers=OUTCOME.answers * 3 + wrong.answers[-1:])
+    assert "1 of 10 answers differ" in complaints(many)[0]
+    assert complaints(replace(many, on_gpu=True)) == []
     faulty = replace(OUTCOME, samples=(START, replace(END, faults=2)))
     assert "2 faults" in complaints(faulty)[0]
 
