@@ -247,6 +247,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="default: soak.jsonl among the results, of a GPU or of a CPU")
     parser.add_argument("--tests", type=Path, metavar="FILE", help="pytest's --junitxml of the soak tests, to keep too")
     parser.add_argument("--logs", type=Path, default=Path(), metavar="DIR", help="where the servers' logs go")
+    parser.add_argument("server_args", nargs="*", metavar="-- ARG", help="more arguments for both servers")
     args = parser.parse_args(argv)
     args.on_gpu = args.device == "cuda" or (args.device == "auto" and cuda_device_present())
     args.out = args.out or RESULTS / f"{'gpu' if args.on_gpu else 'cpu'}-soak.jsonl"
@@ -265,7 +266,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     prompts = make_prompts(heldout_prompts(4 * args.requests, seed=9), longest=96, seed=9)
 
     def server(name: str, draft: Path | None) -> Server:
-        arguments = server_arguments(MODELS / "target", draft, THRESHOLD, args.on_gpu)
+        arguments = server_arguments(MODELS / "target", draft, THRESHOLD, args.on_gpu, args.server_args)
         environment = server_environment(os.environ, draft is not None, args.on_gpu) | STRICT
         return Server(name, arguments, environment, args.logs / f"soak-{name}.log")
 
