@@ -37,12 +37,17 @@ def _change(plugin: Plugin, original: Callable[..., Any], scheduler: Any, args: 
     # The request id is all that reaches a scheduler of whoever asked.
     by = f"request {request.rid}" if request.rid else None
     try:
-        if others or not isinstance(asked, dict) or not asked:
+        if not isinstance(asked, dict) or not asked:
             raise Refusal(
-                f"The request can't be read: {KEY} is {asked!r}, beside {others}.",
-                "The plugin's settings are a JSON object that names at least one, and can't change in one step with "
-                "SGLang's own: half of it could fail.",
-                f'Send {{"server_args": {{"{KEY}": {{...}}}}}} alone.',
+                f"{KEY} is {asked!r}.",
+                "It has to be a JSON object that names at least one setting.",
+                f'Send {{"server_args": {{"{KEY}": {{"disable_batch_threshold": 32}}}}}}, say.',
+            )
+        if others:
+            raise Refusal(
+                f"{KEY} can't change together with {', '.join(others)}.",
+                "SGLang's own settings and the plugin's can't change in one step: half of it could fail.",
+                "Send one request for each.",
             )
         plugin.engine.use(asked, by)
     except Refusal as refusal:

@@ -65,7 +65,7 @@ class Screen:
         latest, last = self.history.latest, self.history.last_switch
         line = Text.assemble((f" {latest.mode.upper()} ", f"bold black on {COLOURS.get(latest.mode, 'white')}"), " ")
         if latest.dry_run:
-            line.append(f"whatever is decided: {latest.decided_mode} ")
+            line.append(f"in a dry run; else {latest.decided_mode} ")
         if latest.disabled_by_faults:
             return line.append("until the next start: repeated faults of the plugin, see the log", "bold red")
         if last is None:

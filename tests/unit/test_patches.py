@@ -247,17 +247,20 @@ def test_new_settings_are_put_in_charge_with_who_asked():
 
 
 @pytest.mark.parametrize(
-    "server_args",
+    ("server_args", "said"),
     [
-        {"adaptive_spec": "plain"},
-        {"adaptive_spec": None},
-        {"adaptive_spec": {}},
-        {"adaptive_spec": {"policy": "plain"}, "pp_max_micro_batch_size": 4},
+        ({"adaptive_spec": "plain"}, "adaptive_spec is 'plain'."),
+        ({"adaptive_spec": None}, "adaptive_spec is None."),
+        ({"adaptive_spec": {}}, "adaptive_spec is {}."),
+        (
+            {"adaptive_spec": {"policy": "plain"}, "pp_max_micro_batch_size": 4},
+            "adaptive_spec can't change together with pp_max_micro_batch_size.",
+        ),
     ],
     ids=str,
 )
-def test_what_can_not_be_read_changes_nothing(server_args):
-    assert "can't be read" in change(server_args, use=pytest.fail).updated["error"]
+def test_what_can_not_be_read_changes_nothing(server_args, said):
+    assert said in change(server_args, use=pytest.fail).updated["error"]
 
 
 @pytest.mark.parametrize(

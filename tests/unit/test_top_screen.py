@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_would_run() -> None:
     dry["steps"] = {"spec": 120, "plain": 0}
     text = drawn(history_of(first, sample(1002.0, **dry, dry_run_steps={"spec": 95, "plain": 25})))
     assert "dry run of: plain above 64 running, spec again at 48" in text
-    assert "SPEC  whatever is decided: plain for 12 s: more requests run than the threshold" in text
+    assert "SPEC  in a dry run; else plain for 12 s: more requests run than the threshold" in text
     assert any(line.split()[:4] == ["plain", "wanted", "75", "%"] for line in text.splitlines()), text
 
 
