@@ -27,6 +27,7 @@ from bench.child import Child, end, log_tail
 from bench.measure import EXIT_NOT_PROVEN, Task
 from bench.modes import MODES
 from bench.results import RESULTS, Results, Row, append_row, now
+from bench.serving import comma
 
 T = TypeVar("T")
 
@@ -59,7 +60,6 @@ _NOT_STARTED: Row = {"error": "not started: out of time", "out_of_time": True}
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.sweep", description=__doc__)
-    comma = lambda kind: lambda text: [kind(part) for part in text.split(",") if part]  # noqa: E731
     parser.add_argument("--modes", type=comma(str), default=list(MODES), metavar="A,B", help=", ".join(MODES))
     parser.add_argument(
         "--attention-backends", type=comma(str), metavar="A,B", help="default: fa3,triton,flashinfer; on a CPU its own"

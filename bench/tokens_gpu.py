@@ -29,6 +29,7 @@ from bench.child import ROOT, log_tail, run_module
 from bench.measure import cuda_graph_sizes
 from bench.modes import SPECULATION, Served, plugin_environment
 from bench.results import append_row, now, without_paths
+from bench.serving import comma
 
 _MODELS = ROOT / "tests" / "models"
 
@@ -54,8 +55,8 @@ CASES = (
 )
 
 
-GRAPHS = ("graphs", "padded", "beyond-graphs", "eager")
-VARIANTS = (*GRAPHS, "no-overlap", "paged")
+OTHER_GRAPHS = ("padded", "beyond-graphs", "eager")
+VARIANTS = ("graphs", *OTHER_GRAPHS, "no-overlap", "paged")
 
 
 def variant_arguments(variant: str, requests: int) -> dict[str, Any]:
@@ -271,10 +272,9 @@ def main(argv: list[str]) -> int:
         return serve(json.loads(Path(argv[1]).read_text()))
     parser = argparse.ArgumentParser(prog="python -m bench.tokens_gpu", description=__doc__)
     names = [case.name for case in CASES]
-    parser.add_argument("--cases", type=lambda text: text.split(","), default=names, help=f"default: {','.join(names)}")
-    comma = lambda text: text.split(",")  # noqa: E731
+    parser.add_argument("--cases", type=comma(str), default=names, help=f"default: {','.join(names)}")
     parser.add_argument(
-        "--variants", type=comma, default=["graphs"], metavar="A,B", help=f"{', '.join(VARIANTS)}; default: graphs"
+        "--variants", type=comma(str), default=["graphs"], metavar="A,B", help=f"{', '.join(VARIANTS)}; default: graphs"
     )
     parser.add_argument("--target", type=Path, default=_MODELS / "target")
     parser.add_argument("--draft", type=Path, default=_MODELS / "draft")
@@ -289,8 +289,8 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     if unknown := set(args.cases) - set(names) | set(args.variants) - set(VARIANTS):
         parser.error(f"no such case or variant: {', '.join(sorted(unknown))}")
-    if args.device == "cpu" and set(args.variants).intersection(GRAPHS[1:]):
-        parser.error(f"there are no CUDA graphs on a CPU to vary: {', '.join(GRAPHS[1:])}")
+    if args.device == "cpu" and set(args.variants).intersection(OTHER_GRAPHS):
+        parser.error(f"there are no CUDA graphs on a CPU to vary: {', '.join(OTHER_GRAPHS)}")
     args.target, args.draft = args.target.resolve(), args.draft.resolve()
     missing = [path.name for path in (args.target, args.draft) if not (path / "config.json").exists()]
     if missing:

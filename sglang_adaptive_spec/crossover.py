@@ -8,8 +8,10 @@ from typing import Any
 
 from sglang_adaptive_spec.modes import Mode
 
-_LEAST_BREAK_EVEN = 0.95
 ACCEPT_LENGTHS = (1.2, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0)
+
+_LEAST_BREAK_EVEN = 0.95
+"""A verify step computes what a plain step does, and more; the rest is for what any two measurements differ by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,11 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
     return None if len(got) == len(expected) else min(len(got), len(expected))
 
 
+def different(answers: Iterable[Answer]) -> list[Answer]:
+    """Those that are not the answers of the server without speculation."""
+    return [answer for answer in answers if answer.difference is not None]
+
+
 def most_different(answers: int, on_gpu: bool) -> int:
     """So many answers may differ from the server without speculation.
 
@@ -185,7 +190,7 @@ class Load:
 
     @property
     def wrong(self) -> list[Answer]:
-        return [answer for answer in self.answers if answer.difference is not None]
+        return different(self.answers)
 
     async def run(self) -> None:
         """Run the whole trace, and let the last requests finish.

@@ -12,7 +12,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .load import Answer, Phase, TokenMeter, most_different
+from .load import Answer, Phase, TokenMeter, different, most_different
 from .watch import PLAIN, SPEC, Sample, Switch, accept_length, bands, plain_share
 
 _INK, _MUTED = "#333333", "#777777"
@@ -33,11 +33,6 @@ class Outcome:
     threshold: int
     resume: int
     on_gpu: bool = False
-
-    @property
-    def wrong(self) -> list[Answer]:
-        """The answers that are not those of the server without speculation."""
-        return [answer for answer in self.answers if answer.difference is not None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ def phase_rows(outcome: Outcome) -> list[PhaseRow]:
                 name=phase.name,
                 at_once=phase.requests,
                 requests=len(answers),
-                wrong=sum(answer.difference is not None for answer in answers),
+                wrong=len(different(answers)),
                 plain_share=plain_share(before, after),
                 tokens_per_second=outcome.meter.rate(begin, end),
                 accept_length=accept_length(before, after),
@@ -126,7 +121,7 @@ def complaints(outcome: Outcome) -> list[str]:
         found.append(f"The server never came back from plain to spec: it does at {outcome.resume} requests or fewer.")
     if not outcome.answers:
         found.append("No request was answered.")
-    wrong = outcome.wrong
+    wrong = different(outcome.answers)
     if len(wrong) > most_different(len(outcome.answers), outcome.on_gpu):
         first = wrong[0]
         found.append(

@@ -17,7 +17,7 @@ from rich.console import Console
 from bench.server import Server, ServerError, server_arguments, server_environment
 
 from . import live, report
-from .load import Load, LoadError, Prompt, TokenIds, answer_all, make_prompts, phases, together
+from .load import Load, LoadError, Prompt, TokenIds, answer_all, different, make_prompts, phases, together
 from .options import Options, parse
 from .watch import Watcher, WatchError, accept_length
 
@@ -131,19 +131,20 @@ def run(options: Options, logs: Path, console: Console) -> int:
     console.print(report.table(outcome))
     report.plot(outcome, options.out, f"One SGLang server, two ways to decode ({device})")
     found = report.complaints(outcome)
+    wrong = different(outcome.answers)
     tokens = sum(answer.tokens for answer in outcome.answers)
     if not found:
-        equal = len(outcome.answers) - len(outcome.wrong)
-        share = f"{equal} of {len(outcome.answers)}" if outcome.wrong else f"All {equal}"
+        equal = len(outcome.answers) - len(wrong)
+        share = f"{equal} of {len(outcome.answers)}" if wrong else f"All {equal}"
         say(console, f"{share} answers ({tokens} tokens) equal those of the server without speculation.")
-        if outcome.wrong:
+        if wrong:
             say(console, "In bf16 the others may: a verify step's kernels round another way than a plain step's.")
     say(console, f"Plot: {_relative(options.out)}    Time: {time.monotonic() - begin:.0f} s")
     if found:
         complaint = "\nFAILED: ".join(found)
         say(console, f"FAILED: {complaint}\nThe end of the server's log:\n{adaptive.log_tail()}")
         return 1
-    say(console, f"OK: the server switched both ways{'' if outcome.wrong else ', and every answer was right'}.")
+    say(console, f"OK: the server switched both ways{'' if wrong else ', and every answer was right'}.")
     return 0
 
 
