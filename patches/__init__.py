@@ -18,6 +18,7 @@ from sglang_adaptive_spec.patches import (
     seq_lens,
     server_args,
     weight_update,
+    worker_batch,
     worker_forward,
     worker_graphs,
 )
@@ -40,3 +41,6 @@ PATCHES = (
     *request_metrics.PATCHES,
     *weight_update.PATCHES,
 )
+
+BEFORE_0_5_13 = (*worker_batch.PATCHES, *(patch for patch in PATCHES if patch not in seq_lens.PATCHES))
+"""There the worker gets a copy of the batch, and the host waits for lengths while it prepares one."""

@@ -11,6 +11,8 @@ from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.telemetry import ModeOnDecodeLine
 
 _MODULE = "sglang.srt.managers.scheduler_components.metrics_reporter"
+_MIXIN = "sglang.srt.observability.scheduler_metrics_mixin:SchedulerMetricsMixin"
+"""To 0.5.12 the scheduler itself is the reporter, and its metrics exist before the worker does."""
 _DECODE_LINE = "Decode batch"
 
 
@@ -20,7 +22,8 @@ def _begin(plugin: Plugin, original: Callable[..., Any], reporter: Any, args: An
         plugin.engine.publish_with(reporter)
         if plugin.engine.runtime is not None:
             # SGLang's line is one message, finished; a filter is what logging offers to add to one.
-            logging.getLogger(_MODULE).addFilter(ModeOnDecodeLine(_DECODE_LINE, plugin.engine.controller.steps))
+            module = type(reporter).report_decode_stats.__module__
+            logging.getLogger(module).addFilter(ModeOnDecodeLine(_DECODE_LINE, plugin.engine.controller.steps))
     return begun
 
 
@@ -41,6 +44,7 @@ def _report_idle(plugin: Plugin, original: Callable[..., Any], reporter: Any, ar
 PATCHES = (
     Patch(
         target=f"{_MODULE}:SchedulerMetricsReporter.__post_init__",
+        other_targets=("sglang.srt.managers.scheduler:Scheduler.init_overlap",),
         wrapper=_begin,
         why="From here on SGLang's own metrics and their labels exist, and the plugin's join them.",
         upstream="none",
@@ -49,6 +53,7 @@ PATCHES = (
     ),
     Patch(
         target=f"{_MODULE}:SchedulerMetricsReporter.report_decode_stats",
+        other_targets=(f"{_MIXIN}.report_decode_stats",),
         wrapper=_report,
         why="It divides by the verify steps since the last line, of which there may be none.",
         upstream="none",
@@ -56,6 +61,9 @@ PATCHES = (
     ),
     Patch(
         target=f"{_MODULE}:SchedulerMetricsReporter._maybe_log_idle_metrics",
+        other_targets=(
+            "sglang.srt.managers.scheduler_runtime_checker_mixin:SchedulerRuntimeCheckerMixin._maybe_log_idle_metrics",
+        ),
         wrapper=_report_idle,
         why="Metrics are published once a second while steps run; when there are no more, the last ones are due.",
         upstream="none",

@@ -13,13 +13,18 @@ def _reserve(plugin: Plugin, original: Callable[..., Any], instance: None, args:
     del instance
     if plugin.engine is None:
         return original(*args, **kwargs)
-    return plugin.engine.reserve_tokens(lambda: original(*args, **kwargs))
+    times = plugin.release.reserve_times
+    tokens = plugin.engine.reserve_tokens(lambda: times * original(*args, **kwargs))
+    return -(-tokens // times)
 
 
 PATCHES = (
     Patch(
         target="sglang.srt.speculative.eagle_info_v2:get_alloc_reserve_per_decode",
-        other_targets=("sglang.srt.speculative.eagle_utils:get_alloc_reserve_per_decode",),
+        other_targets=(
+            "sglang.srt.speculative.eagle_utils:get_alloc_reserve_per_decode",
+            "sglang.srt.speculative.eagle_info_v2:get_alloc_len_per_decode",
+        ),
         wrapper=_reserve,
         why="What preparation allocates: one slot a request for a plain step, SGLang's reserve otherwise.",
         upstream="none",
@@ -27,6 +32,7 @@ PATCHES = (
     ),
     Patch(
         target="sglang.srt.managers.schedule_batch:get_alloc_reserve_per_decode",
+        other_targets=("sglang.srt.managers.utils:get_alloc_len_per_decode",),
         wrapper=_reserve,
         why="What the scheduler reckons with before it retracts: a batch that may run plain needs less.",
         upstream="none",

@@ -9,9 +9,10 @@ from sglang_adaptive_spec.activate import Plugin
 from sglang_adaptive_spec.patching import Patch
 
 
-def _leave_open(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
-    del instance
-    server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
+def _leave_open(plugin: Plugin, original: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    server_args = instance
+    if server_args is None:
+        server_args = kwargs["server_args"] if "server_args" in kwargs else args[0]
     if plugin.release.arguments(server_args).max_running_requests is not None or not plugin.lifts_request_limit:
         return original(*args, **kwargs)
     with plugin.release.request_limit_open(server_args):
@@ -21,6 +22,7 @@ def _leave_open(plugin: Plugin, original: Callable[..., Any], instance: None, ar
 PATCHES = (
     Patch(
         target="sglang.srt.arg_groups.speculative_hook:_handle_eagle_family",
+        other_targets=("sglang.srt.server_args:ServerArgs._handle_speculative_decoding",),
         wrapper=_leave_open,
         why="With speculation SGLang falls to 48 running requests unless told otherwise, since speculation pays for "
         "few. A server that can go plain holds as many as the memory does, as one without speculation would.",

@@ -31,6 +31,9 @@ PATCHES = (
     Patch(
         target="sglang.srt.managers.scheduler_components.weight_updater:"
         "SchedulerWeightUpdaterManager.update_weights_from_disk",
+        other_targets=(
+            "sglang.srt.managers.scheduler_update_weights_mixin:SchedulerUpdateWeightsMixin.update_weights_from_disk",
+        ),
         wrapper=_update,
         why="With recapture_cuda_graph SGLang captures the graphs of its own mode anew, and knows of no others.",
         upstream="none",

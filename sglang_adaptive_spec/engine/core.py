@@ -250,7 +250,8 @@ class AdaptiveEngine:
             return upstream()
         outer, self._scoped_plan = self._scoped_plan, plan
         try:
-            prepared = upstream()
+            with self.release.preparing(batch, plan.reserve_tokens):
+                prepared = upstream()
         finally:
             self._scoped_plan = outer
         plan.prepared = plan.mode

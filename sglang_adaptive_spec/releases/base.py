@@ -151,6 +151,20 @@ class Release(Protocol):
     def prepare_decode(self, batch: Any) -> None:
         """Let SGLang prepare a decode batch as it does by itself."""
 
+    @property
+    def reserve_times(self) -> int:
+        """How many of the reserves that the patched functions answer SGLang adds up to one."""
+
+    def preparing(self, batch: Any, reserve_tokens: int | None) -> AbstractContextManager[None]:
+        """What SGLang prepares a decode batch within.
+
+        Args:
+            reserve_tokens: KV slots to ensure past each request's committed length; None for SGLang's own reserve.
+        """
+
+    def carry(self, batch: Any, copied: Any) -> None:
+        """Let the worker's copy of a batch know what was decided for it, where it gets one."""
+
     def claim(self, batch: Any) -> None:
         """Count a prepared plain step's token as committed, as SGLang does on a server without speculation."""
 

@@ -20,6 +20,7 @@ ADAPTERS = {
     "Sglang0515": "sglang_adaptive_spec.releases.sglang_0_5_15",
     "Sglang0514": "sglang_adaptive_spec.releases.sglang_0_5_14",
     "Sglang0513": "sglang_adaptive_spec.releases.sglang_0_5_13",
+    "Sglang0512": "sglang_adaptive_spec.releases.sglang_0_5_12",
 }
 """Each adapter's name and module, the family of the newest releases first."""
 

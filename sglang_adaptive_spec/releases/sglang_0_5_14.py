@@ -124,6 +124,9 @@ class Sglang0514:
 
     unserved: tuple[Unserved, ...] = UNSERVED
     step_fields: tuple[str, ...] = STEP_FIELDS
+    reserve_times: int = 1
+    last_tokens = "bonus_tokens"
+    """What a draft input calls the last token of each request."""
     decode_graphs = "decode_cuda_graph_runner"
     prefill_graphs = "prefill_cuda_graph_runner"
     reads: tuple[str, ...] = attributes(
@@ -219,6 +222,13 @@ class Sglang0514:
 
     def prepare_decode(self, batch: Any) -> None:
         batch.spec_info.prepare_for_decode(batch)
+
+    def preparing(self, batch: Any, reserve_tokens: int | None) -> AbstractContextManager[None]:
+        """Nothing but the reserve, which is a function's answer."""
+        return nullcontext()
+
+    def carry(self, batch: Any, copied: Any) -> None:
+        """The worker gets the batch itself."""
 
     def claim(self, batch: Any) -> None:
         """Preparation has claimed the slot of the step, as it does without speculation."""
@@ -347,11 +357,15 @@ class Sglang0514:
         self, worker: Any, runtime: PlainRuntime, requests: int, context_tokens: int
     ) -> AbstractContextManager[IdleBatch | None]:
         def run_plain(batch: Any) -> Any:
-            return self.run_plain_decode(worker, runtime, batch, None)
+            return self.run_plain_decode(worker, runtime, self._as_worker_gets(batch), None)
+
+        def run_spec(batch: Any, publish: Callable[[Any], None]) -> Any:
+            return self._run_spec(worker, batch, publish)
 
         served = Steps(
             worker=worker,
             run_plain=run_plain,
+            run_spec=run_spec,
             overlaps=not self.arguments(worker.server_args).disable_overlap_schedule,
             needs_lengths=self._needs_lengths(worker),
             reserve_tokens=self._spec_reserve_tokens + 1,
@@ -403,14 +417,13 @@ class Sglang0514:
         runner = worker.target_worker.model_runner
         read_done = self._read_done_event(runner)
         with self._plain_view(batch), self._on_runtime(runner, runtime):
-            batch.input_ids = draft_input.bonus_tokens.to(torch.int64)
+            batch.input_ids = getattr(draft_input, self.last_tokens).to(torch.int64)
             # Gathered on the GPU: after a verify step only the GPU knows where the next token belongs.
             slots = runner.req_to_token_pool.req_to_token[batch.req_pool_indices, seq_lens].to(torch.int64)
             batch.out_cache_loc = slots
-            batch.seq_lens = seq_lens + 1
+            batch.seq_lens = new_seq_lens = self._next_lengths(batch)
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
-            batch.seq_lens_sum = None
-            new_seq_lens = batch.seq_lens
+            batch.seq_lens_sum = self._sum(batch.seq_lens_cpu)
             # From 0.5.18 on a verify step leaves its own there, and an eager step puts none in its place.
             setattr(runner, read_done, None)
             result = self._run_target(worker, batch, _hidden_mode(full=runtime.draft_sync is not None))
@@ -419,7 +432,7 @@ class Sglang0514:
         result.speculative_num_draft_tokens = 1
         # A copy carries every extra along that the relay may expect.
         result.next_draft_input = _shallow_copy(draft_input)
-        result.next_draft_input.bonus_tokens = result.next_token_ids
+        self._hand_on(result.next_draft_input, result.next_token_ids, new_seq_lens)
         setattr(result, _MODE, Mode.PLAIN)
         if publish is not None:
             publish(new_seq_lens)
@@ -519,9 +532,9 @@ class Sglang0514:
         with (
             _kept(batch, self.step_fields),
             self._draft_contexts(draft),
-            swapped(draft, speculative_num_draft_tokens=width, cuda_graph_runner_for_draft_extend=None),
+            swapped(draft, **self._of_width(width), cuda_graph_runner_for_draft_extend=None),
         ):
-            batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = starts, due[0], None
+            batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = starts, due[0], self._sum(due[0])
             batch.out_cache_loc = slots
             batch.return_logprob = False
             draft._draft_extend_for_decode(batch, accepted)
@@ -677,10 +690,40 @@ class Sglang0514:
         from prometheus_client import Counter, Gauge
 
         collector = reporter.metrics_collector
-        counter, gauge = collector._counter_cls or Counter, collector._gauge_cls or Gauge
-        return Telemetry(snapshot, collector.labels, counter, gauge, on_fault)
+        counter, gauge = self._metric_classes(collector)
+        return Telemetry(snapshot, collector.labels, counter or Counter, gauge or Gauge, on_fault)
 
     # --- what moves from family to family ----------------------------------------------------------------
+
+    def _next_lengths(self, batch: Any) -> Any:
+        """Lengths after a plain step, on the device."""
+        return batch.seq_lens + 1
+
+    def _sum(self, lengths: Any) -> int | None:
+        """The sum of lengths on the CPU; None where ForwardBatch adds them up."""
+        del lengths
+        return None
+
+    def _hand_on(self, draft_input: Any, tokens: Any, new_seq_lens: Any) -> None:
+        """Tell the next step of a plain one."""
+        del new_seq_lens
+        setattr(draft_input, self.last_tokens, tokens)
+
+    def _of_width(self, tokens: int) -> dict[str, int]:
+        """A draft worker's attributes for a draft-extend over so many positions a request."""
+        return {"speculative_num_draft_tokens": tokens}
+
+    def _run_spec(self, worker: Any, batch: Any, publish: Callable[[Any], None]) -> Any:
+        """One speculative step of SGLang's own on a batch of :meth:`idle_batch`."""
+        return worker.forward_batch_generation(batch, on_publish=publish)
+
+    def _metric_classes(self, collector: Any) -> tuple[Any, Any]:
+        """What SGLang makes counters and gauges of; None for Prometheus's own."""
+        return collector._counter_cls, collector._gauge_cls
+
+    def _as_worker_gets(self, batch: Any) -> Any:
+        """A prepared batch in the form in which the worker gets it."""
+        return batch
 
     def _kv(self, req: Any) -> Any:
         """What holds a request's row and its committed length."""

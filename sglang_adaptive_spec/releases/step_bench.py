@@ -53,6 +53,7 @@ class Steps:
     Attributes:
         worker: SGLang's speculative worker, before the first request.
         run_plain: Runs a plain step on a batch.
+        run_spec: Runs a speculative step on a batch, and tells of the lengths that its verify step made.
         overlaps: Whether the scheduler works on one step while the next one runs.
         needs_lengths: Whether a speculative step needs its requests' lengths on the host.
         reserve_tokens: KV slots of a request past its length that a speculative step may write to.
@@ -62,6 +63,7 @@ class Steps:
 
     worker: Any
     run_plain: Callable[[Any], Any]
+    run_spec: Callable[[Any, Callable[[Any], None]], Any]
     overlaps: bool
     needs_lengths: bool
     reserve_tokens: int
@@ -120,7 +122,9 @@ class _Runner:
             result = self._served.run_plain(batch)
         else:
             self._resolve_lengths(batch)
-            result = self._served.worker.forward_batch_generation(batch, on_publish=self._publish)
+            result = self._served.run_spec(batch, self._publish)
+            # To 0.5.12 the event that says so comes with the result.
+            self._lengths_known = getattr(result.next_draft_input, "verify_done", None) or self._lengths_known
         if not self._served.overlaps:
             result.next_token_ids.cpu()
 

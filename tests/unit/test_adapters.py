@@ -1,6 +1,7 @@
 """Where families differ: who commits a plain step's token, and where a request keeps its lengths."""
 
 import sys
+from functools import wraps
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.releases import families
 from sglang_adaptive_spec.releases.arguments import Arguments
 
-COMMITTED_BY_SGLANG = {"Sglang0513", "Sglang0514"}
+COMMITTED_BY_SGLANG = {"Sglang0512", "Sglang0513", "Sglang0514"}
 KV_APART = {"Sglang0519"}
 
 
@@ -106,6 +107,17 @@ def test_steps_fit_as_long_as_each_may_take_its_reserve_and_a_page(adapter, free
 
 def test_what_speculation_reserves_is_sglangs_own_number(adapter, monkeypatch):
     """Not that of the wrapped names, which answer for the mode that a batch may run in."""
+
+    def half():
+        return 4
+
+    @wraps(half)
+    def wrapped():
+        return 1
+
+    # To 0.5.12 the function itself is wrapped, and the reserve is twice its answer.
+    stand_in = SimpleNamespace(get_alloc_len_per_decode=wrapped)
+    monkeypatch.setitem(sys.modules, "sglang.srt.managers.utils", stand_in)
     for module, tokens in (("mem_cache.common", 8), ("mem_cache.allocation_sizing", 8), ("managers.schedule_batch", 1)):
         stand_in = SimpleNamespace(get_alloc_reserve_per_decode=lambda tokens=tokens: tokens)
         monkeypatch.setitem(sys.modules, f"sglang.srt.{module}", stand_in)

@@ -1,7 +1,7 @@
 """The engine on a stand-in for SGLang: which reserve, which path, which account, for each step."""
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -63,6 +63,7 @@ class FakeRelease:
         self.tp_size = 1
         self.free = 100.0
         self.broadcasts: list = []
+        self.prepared_with: list[int | None] = []
 
     def check_reach(self, settings, most_requests, spec_graph_sizes):
         # On a server that only speculates, nobody asked for them.
@@ -81,6 +82,10 @@ class FakeRelease:
 
     def plan_of(self, batch):
         return batch.plan
+
+    def preparing(self, batch, reserve_tokens):
+        self.prepared_with.append(reserve_tokens)
+        return nullcontext()
 
     def claim(self, batch):
         batch.claimed = True
@@ -338,6 +343,12 @@ def test_a_steady_plain_phase_takes_one_slot_a_request():
 
 def test_a_speculative_step_takes_what_sglang_takes():
     assert step(make_engine(SPEC)) == SGLANG_RESERVE
+
+
+def test_each_preparation_is_told_its_reserve():
+    engine = make_engine(EVERY_OTHER)
+    steps = [step(engine) for _ in range(2)]
+    assert engine.release.prepared_with == [None, steps[1]]
 
 
 def test_a_plain_step_behind_an_outstanding_verify_step_covers_all_it_may_accept():

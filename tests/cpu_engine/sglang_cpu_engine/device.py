@@ -33,7 +33,7 @@ def make_compile_cheap() -> None:
 
 
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap `function` so that tensors which it creates on `device="cuda"` come to lie on the CPU."""
+    """Wrap `function` so that tensors which it creates on `device="cuda"` come to lie on the CPU, in ordinary memory."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -63,7 +63,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _CudaMeansCpu(TorchFunctionMode):  # type: ignore[misc]
-    """Replaces the keyword argument `device="cuda"` of every torch call."""
+    """Replaces the keyword argument `device="cuda"` of every torch call, and takes `pin_memory` away."""
 
     def __torch_function__(
         self,
@@ -75,4 +75,5 @@ class _CudaMeansCpu(TorchFunctionMode):  # type: ignore[misc]
         kwargs = dict(kwargs or {})
         if kwargs.get("device") == "cuda":
             kwargs["device"] = "cpu"
+        kwargs.pop("pin_memory", None)
         return func(*args, **kwargs)

@@ -21,6 +21,13 @@ def _after_import_of(*names: str) -> Callable[[Callable[[ModuleType], None]], Ca
     return register
 
 
+def _replace(module: Any, **replacements: Any) -> None:
+    """Replace what a module defines itself; older releases define in large modules what newer ones have apart."""
+    for name, replacement in replacements.items():
+        if hasattr(module, name):
+            setattr(module, name, replacement)
+
+
 @_after_import_of("torch")
 def _compile(module: Any) -> None:
     from sglang_cpu_engine import device
@@ -77,20 +84,50 @@ def _draft_attention(module: Any) -> None:
     module.DraftBackendFactory.create_draft_extend_backend = factory.create_draft_extend_backend
 
 
-@_after_import_of("sglang.srt.mem_cache.triton_ops.allocator", "sglang.kernels.ops.memory.allocator")
+@_after_import_of(
+    "sglang.srt.mem_cache.allocator",  # to 0.5.12
+    "sglang.srt.mem_cache.triton_ops.allocator",
+    "sglang.kernels.ops.memory.allocator",
+)
 def _page_allocator(module: Any) -> None:
     from sglang_cpu_engine.kernels import pages
     from sglang_cpu_engine.kernels.launch import Kernel
 
-    module.alloc_extend_kernel = Kernel(pages.alloc_extend)
-    module.alloc_decode_kernel = Kernel(pages.alloc_decode)
+    extend, decode = Kernel(pages.alloc_extend), Kernel(pages.alloc_decode)
+    _replace(module, alloc_extend_kernel=extend, alloc_decode_kernel=decode)
 
 
-@_after_import_of("sglang.srt.mem_cache.triton_ops.common", "sglang.kernels.ops.memory.common")
+@_after_import_of(
+    "sglang.srt.mem_cache.common",  # to 0.5.12
+    "sglang.srt.mem_cache.triton_ops.common",
+    "sglang.kernels.ops.memory.common",
+)
 def _last_location(module: Any) -> None:
     from sglang_cpu_engine.kernels import cache_locs
 
-    module.get_last_loc_triton = cache_locs.get_last_loc
+    _replace(module, get_last_loc_triton=cache_locs.get_last_loc)
+
+
+@_after_import_of("sglang.srt.speculative.eagle_info_v2")
+def _before_kernels_had_modules(module: Any) -> None:
+    from sglang_cpu_engine.kernels import accept, cache_locs, sampling
+    from sglang_cpu_engine.kernels.launch import Kernel
+
+    if not hasattr(module, "assign_draft_cache_locs_page_size_1"):
+        return  # from 0.5.13 on they have
+    _replace(
+        module,
+        assign_draft_cache_locs_page_size_1=Kernel(cache_locs.assign_draft_cache_locs_contiguous),
+        assign_extend_cache_locs=Kernel(cache_locs.assign_extend_cache_locs),
+        assign_extend_cache_locs_func=cache_locs.make_extend_cache_locs,
+        fill_accepted_out_cache_loc=Kernel(accept.fill_accept_out_cache_loc),
+        fill_bonus_tokens=Kernel(accept.fill_bonus_tokens),
+        fill_new_verified_id=Kernel(accept.fill_bonus_tokens),  # 0.5.11
+    )
+    # Imported on a GPU only.
+    module.top_k_renorm_prob = sampling.top_k_renorm_prob
+    module.top_p_renorm_prob = sampling.top_p_renorm_prob
+    module.tree_speculative_sampling_target_only = sampling.tree_speculative_sampling
 
 
 @_after_import_of("sglang.srt.speculative.triton_ops.cache_locs", "sglang.kernels.ops.speculative.cache_locs")
@@ -143,9 +180,24 @@ def _chain_sampling(module: Any) -> None:
 @_after_import_of("sglang.srt.speculative.spec_utils")
 def _simulated_acceptance(module: Any) -> None:
     from sglang_cpu_engine import device
+    from sglang_cpu_engine.kernels import cache_locs
+    from sglang_cpu_engine.kernels.launch import Kernel
 
     # SGLang names the device "cuda" in this one function of the test switch SGLANG_SIMULATE_ACC_LEN.
     module.generate_simulated_accept_index = device.on_cpu(module.generate_simulated_accept_index)
+    # To 0.5.12 this kernel is in here, too.
+    _replace(module, assign_req_to_token_pool=Kernel(cache_locs.assign_req_to_token_pool))
+
+
+@_after_import_of("sglang.srt.layers.logits_processor")
+def _input_logprobs(module: Any) -> None:
+    from sglang_cpu_engine import device
+
+    # Indices for the logprobs of a prompt are made in pinned memory, to 0.5.12.
+    processor = module.LogitsProcessor
+    for name in ("_get_pruned_states", "_expand_metadata_for_logprobs"):
+        if hasattr(processor, name):
+            setattr(processor, name, device.on_cpu(getattr(processor, name)))
 
 
 @_after_import_of("sglang.srt.speculative.eagle_info")

@@ -1,7 +1,8 @@
 """A module named `sgl_kernel` that holds only what SGLang imports from it on a CPU.
 
 The real package can't be imported without a CUDA driver. To 0.5.15 SGLang asks for the sampling kernels alone, and for
-those late; from 0.5.16 on it takes every leaf kernel of speculation on a CPU from here.
+those late; from 0.5.16 on it takes every leaf kernel of speculation on a CPU from here. Before 0.5.13 it also imports
+what copies KV to the host, and never calls it.
 """
 
 import sys
@@ -45,6 +46,7 @@ def install() -> None:
         copy_all_layer_kv_cache_cpu=_copy_nothing,
     )
     sys.modules["sgl_kernel"] = module
+    sys.modules["sgl_kernel.kvcacheio"] = _StandIn("sgl_kernel.kvcacheio", __doc__)
 
 
 def _verify_tree_greedy(

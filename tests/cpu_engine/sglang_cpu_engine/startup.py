@@ -43,6 +43,8 @@ def start() -> None:
     sys.meta_path.insert(0, PostImportFinder(REPLACEMENTS))
     # From this package on (0.5.16), SGLang takes its leaf kernels on a CPU from `sgl_kernel` by name.
     sys.meta_path.insert(0, PreImportFinder("sglang.kernels", _install_sgl_kernel))
+    # Before 0.5.13 it asks for `sgl_kernel` here, whatever the device.
+    sys.meta_path.insert(0, PreImportFinder("sglang.srt.mem_cache.memory_pool_host", _install_early))
     if os.environ.get("SGLANG_CPU_ENGINE_FORK") == "1":
         sys.meta_path.insert(0, PreImportFinder("sglang", _start_fork_server))
 
@@ -57,6 +59,13 @@ def _install_sgl_kernel() -> None:
     from sglang_cpu_engine import sgl_kernel_stand_in
 
     sgl_kernel_stand_in.install()
+
+
+def _install_early() -> None:
+    from importlib.metadata import version
+
+    if version("sglang").startswith(("0.5.11", "0.5.12")):
+        _install_sgl_kernel()
 
 
 def _has_cuda_driver() -> bool:
