@@ -8,6 +8,8 @@ from typing import Any
 from sglang_adaptive_spec.activate import Plugin
 from sglang_adaptive_spec.patching import Patch
 
+_MIXIN = "sglang.srt.managers.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin"
+
 
 def _process(plugin: Plugin, original: Callable[..., Any], processor: Any, args: Any, kwargs: Any) -> Any:
     del processor
@@ -22,10 +24,7 @@ PATCHES = (
     Patch(
         target="sglang.srt.managers.scheduler_components.batch_result_processor:"
         "SchedulerBatchResultProcessor.process_batch_result_decode",
-        other_targets=(
-            "sglang.srt.managers.scheduler_output_processor_mixin:"
-            "SchedulerOutputProcessorMixin.process_batch_result_decode",
-        ),
+        other_targets=(f"{_MIXIN}.process_batch_result_decode",),
         wrapper=_process,
         why="A plain step is no verify step: not in the log, not in the metrics, not in a request's meta_info. "
         "Logprobs, grammars and hidden states take the path they take without speculation.",

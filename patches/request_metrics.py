@@ -20,7 +20,8 @@ def _correct(plugin: Plugin, original: Callable[..., Any], manager: Any, args: A
         verify_steps = meta_info.get("spec_verify_ct")
         if verify_steps:
             # Each verify step gives its correct drafts and one token of the target's own.
-            meta_info["spec_accept_length"] = 1 + meta_info["spec_num_correct_drafts"] / verify_steps
+            drafts = "spec_num_correct_drafts" if "spec_num_correct_drafts" in meta_info else "spec_accepted_drafts"
+            meta_info["spec_accept_length"] = 1 + meta_info[drafts] / verify_steps
             meta_info["spec_verify_ct"] = int(verify_steps)
         steps = getattr(recv_obj, "spec_verify_ct", ())
         if len(steps) > i and isinstance(steps[i], VerifySteps):

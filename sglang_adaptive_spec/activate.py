@@ -20,7 +20,6 @@ from sglang_adaptive_spec.policies import make_policy
 from sglang_adaptive_spec.releases import lock
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 from sglang_adaptive_spec.releases.families import load_adapter
-from sglang_adaptive_spec.releases.not_served import NOT_SERVED
 from sglang_adaptive_spec.releases.source import Source
 
 logger = logging.getLogger(__name__)
@@ -191,18 +190,10 @@ def lock_for(installed: str) -> lock.Lock:
     try:
         return lock.read_lock(installed)
     except FileNotFoundError:
-        known = NOT_SERVED.get(installed)
-        if known:
-            what, why = "which this plugin does not serve", known.why
-        else:
-            what = "which this plugin has not been proven on"
-            why = (
-                "SGLang rewrites the functions this plugin wraps in nearly every release; on an unknown one it could "
-                "corrupt the KV cache."
-            )
         raise Refusal(
-            f"SGLang {installed} is installed, {what}.",
-            why,
+            f"SGLang {installed} is installed, which this plugin has not been proven on.",
+            "SGLang rewrites the functions this plugin wraps in nearly every release; on an unknown one it could "
+            "corrupt the KV cache.",
             f"Install a served release ({', '.join(lock.locked_releases())}), or unset SGLANG_ADAPTIVE_SPEC.",
         ) from None
 

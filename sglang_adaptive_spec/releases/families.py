@@ -21,6 +21,7 @@ ADAPTERS = {
     "Sglang0514": "sglang_adaptive_spec.releases.sglang_0_5_14",
     "Sglang0513": "sglang_adaptive_spec.releases.sglang_0_5_13",
     "Sglang0512": "sglang_adaptive_spec.releases.sglang_0_5_12",
+    "Sglang0511": "sglang_adaptive_spec.releases.sglang_0_5_11",
 }
 """Each adapter's name and module, the family of the newest releases first."""
 

@@ -25,7 +25,7 @@ _SCHEDULED = "adaptive_spec_scheduled"
 
 _COPY = "sglang.srt.managers.schedule_batch:ModelWorkerBatch"
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
-_RESULTS = "sglang.srt.managers.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin"
+RESULTS = "sglang.srt.managers.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin"
 _FUTURES = "sglang.srt.managers.overlap_utils:FutureMap"
 _METRICS = "sglang.srt.observability.scheduler_metrics_mixin:SchedulerMetricsMixin"
 _ALLOCATOR = "sglang.srt.mem_cache.allocator:BaseTokenToKVPoolAllocator"
@@ -87,7 +87,8 @@ class Sglang0512(Sglang0513):
                 DRAFT_INPUT: "new_seq_lens verify_done",
                 "sglang.srt.managers.schedule_batch:Req": "kv_allocated_len return_hidden_states",
                 "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode": "NULL",
-                _METRICS: "current_scheduler_metrics_enabled enable_metrics metrics_collector spec_num_forward_ct stats",
+                _METRICS: "current_scheduler_metrics_enabled enable_metrics metrics_collector "
+                "spec_num_forward_ct stats",
             }
         ),
     )
@@ -101,7 +102,7 @@ class Sglang0512(Sglang0513):
         f"{_FUTURES}.resolve_future",
         f"{_FUTURES}.store_to_map_for_new_batch",
         f"{_METRICS}.init_metrics",
-        f"{_RESULTS}._resolve_spec_overlap_tokens",
+        f"{RESULTS}._resolve_spec_overlap_tokens",
         f"{_SCHEDULER}.record_batch_in_overlap",
         "sglang.srt.server_args:ServerArgs._handle_speculative_decoding",
     )

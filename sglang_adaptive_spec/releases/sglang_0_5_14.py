@@ -127,6 +127,8 @@ class Sglang0514:
     reserve_times: int = 1
     last_tokens = "bonus_tokens"
     """What a draft input calls the last token of each request."""
+    accepted_drafts = "num_correct_drafts"
+    """What a result calls the drafts that its verify step accepted."""
     decode_graphs = "decode_cuda_graph_runner"
     prefill_graphs = "prefill_cuda_graph_runner"
     reads: tuple[str, ...] = attributes(
@@ -225,6 +227,7 @@ class Sglang0514:
 
     def preparing(self, batch: Any, reserve_tokens: int | None) -> AbstractContextManager[None]:
         """Nothing but the reserve, which is a function's answer."""
+        del batch, reserve_tokens
         return nullcontext()
 
     def carry(self, batch: Any, copied: Any) -> None:
@@ -324,7 +327,7 @@ class Sglang0514:
         # A chain's width is its steps and one; no step is drafted at this width, so no backend is built for any.
         with (
             self._draft_contexts(draft),
-            worker._override_worker_state(catch_up_tokens - 1, catch_up_tokens),
+            self._as_wide(worker, catch_up_tokens),
             swapped(draft, speculative_num_steps=0),
         ):
             draft.init_attention_backend()
@@ -370,6 +373,7 @@ class Sglang0514:
             needs_lengths=self._needs_lengths(worker),
             reserve_tokens=self._spec_reserve_tokens + 1,
             draft_hidden=self._draft_hidden(worker.draft_worker),
+            last_tokens=self.last_tokens,
             read_done_event=self._read_done_event(worker.target_worker.model_runner),
         )
         return idle_batch(served, requests, context_tokens)
@@ -567,9 +571,9 @@ class Sglang0514:
             topk_p=torch.zeros((requests, worker.topk), dtype=torch.float32, device=worker.device),
             topk_index=torch.zeros((requests, worker.topk), dtype=torch.int64, device=worker.device),
             hidden_states=torch.zeros((requests, hidden_size), dtype=dtype, device=worker.device),
-            bonus_tokens=result.next_token_ids,
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
+            **{self.last_tokens: result.next_token_ids},
         )
         return result
 
@@ -645,12 +649,12 @@ class Sglang0514:
 
     def result_counts(self, batch: Any, result: Any) -> tuple[int, int]:
         requests = len(batch.reqs)
-        return requests, requests + result.num_correct_drafts
+        return requests, requests + getattr(result, self.accepted_drafts)
 
     def tokens_of(self, batch: Any, result: Any, reqs: list[Any]) -> int:
         if not reqs:
             return 0
-        drafts = result.num_correct_drafts_per_req_cpu or [0] * len(batch.reqs)
+        drafts = getattr(result, f"{self.accepted_drafts}_per_req_cpu") or [0] * len(batch.reqs)
         return sum(1 + drafts[i] for i, req in enumerate(batch.reqs) if req in reqs)
 
     def expect_cuts(self, batch: Any, result: Any) -> None:
@@ -694,6 +698,11 @@ class Sglang0514:
         return Telemetry(snapshot, collector.labels, counter or Counter, gauge or Gauge, on_fault)
 
     # --- what moves from family to family ----------------------------------------------------------------
+
+    def _as_wide(self, worker: Any, tokens: int) -> AbstractContextManager[Any]:
+        """Let a worker build what a draft-extend over so many positions a request runs on."""
+        override: AbstractContextManager[Any] = worker._override_worker_state(tokens - 1, tokens)
+        return override
 
     def _next_lengths(self, batch: Any) -> Any:
         """Lengths after a plain step, on the device."""

@@ -58,6 +58,7 @@ class Steps:
         needs_lengths: Whether a speculative step needs its requests' lengths on the host.
         reserve_tokens: KV slots of a request past its length that a speculative step may write to.
         draft_hidden: Size and type of the states that a draft starts from.
+        last_tokens: What a draft input calls the tokens that it starts from.
         read_done_event: A runner's attribute that says when its step has read the shared buffers.
     """
 
@@ -68,6 +69,7 @@ class Steps:
     needs_lengths: bool
     reserve_tokens: int
     draft_hidden: tuple[int, torch.dtype]
+    last_tokens: str
     read_done_event: str
 
 
@@ -190,8 +192,8 @@ def _made_up_batch(served: Steps, rows: Sequence[int], context_tokens: int) -> A
         topk_p=torch.ones((requests, worker.topk), dtype=torch.float32, device=device),
         topk_index=torch.zeros((requests, worker.topk), dtype=torch.int64, device=device),
         hidden_states=torch.zeros((requests, hidden_size), dtype=dtype, device=device),
-        bonus_tokens=torch.zeros((requests,), dtype=torch.int32, device=device),
         num_tokens_per_req=1,
         num_tokens_for_logprob_per_req=1,
+        **{served.last_tokens: torch.zeros((requests,), dtype=torch.int32, device=device)},
     )
     return batch

@@ -15,7 +15,6 @@ from sglang_adaptive_spec.activate import DRIFT_VARIABLE, check_lock
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.releases import families, lock
 from sglang_adaptive_spec.releases.digest import describe_function
-from sglang_adaptive_spec.releases.not_served import NOT_SERVED
 from sglang_adaptive_spec.releases.source import Source
 
 from .wheels import source, wheel
@@ -50,25 +49,6 @@ def test_every_patch_that_has_to_be_there_has_a_target(release):
     adapter = families.load_adapter(locked.adapter)
     for patch in adapter.patches:
         assert patch.placed(locked.targets.get) or not patch.required
-
-
-# --- releases that are not served ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("release", NOT_SERVED)
-def test_what_is_said_to_be_different_is_missing_there_and_nowhere_else(release):
-    assert release not in RELEASES
-    with pytest.raises(LookupError) as caught:
-        families.adapter_for(source(release))
-    for name in NOT_SERVED[release].missing:
-        assert source(release).function(name) is None
-        assert name in str(caught.value)
-
-
-def test_what_is_said_to_be_different_is_needed_on_a_served_release():
-    oldest = source(RELEASES[0])
-    for different in NOT_SERVED.values():
-        assert all(oldest.function(name) for name in different.missing)
 
 
 # --- drift -----------------------------------------------------------------------------------------------

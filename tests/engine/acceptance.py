@@ -61,7 +61,9 @@ def accept_length(answer: dict[str, Any]) -> float:
 def plain_tokens(answer: dict[str, Any]) -> int:
     """Tokens that came before the first verify step, of a request whose plain steps all came first."""
     meta = answer["meta_info"]
-    return int(meta["completion_tokens"] - meta["spec_verify_ct"] - meta["spec_num_correct_drafts"])
+    # As 0.5.11 calls them, and later ones.
+    drafts = meta["spec_accepted_drafts"] if "spec_num_correct_drafts" not in meta else meta["spec_num_correct_drafts"]
+    return int(meta["completion_tokens"] - meta["spec_verify_ct"] - drafts)
 
 
 def kept_acceptance(server: Server, answers: list[tuple[list[int], dict[str, Any]]]) -> float:

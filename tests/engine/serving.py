@@ -21,6 +21,10 @@ from bench.server import settings_body
 START_SECONDS = 240
 # Whether SGLang's messages carry more than plain numbers: a request's plain steps, why a change was refused.
 RICH_MESSAGES = version("sglang") == "0.5.14"
+# To 0.5.12 trees, and servers without overlap, speculate with an older worker, which the plugin refuses.
+CHAINS_ONLY = version("sglang").startswith(("0.5.11", "0.5.12"))
+# To 0.5.13 the draft reads each prompt at once.
+PROMPTS_MAY_WAIT = not CHAINS_ONLY and not version("sglang").startswith("0.5.13")
 MODELS = Path(__file__).parents[1] / "models"
 TARGET, DRAFT = MODELS / "target", MODELS / "draft"
 

@@ -43,8 +43,8 @@ PLAIN_ONLY: dict[str, dict[str, Any]] = {
     "min-p": {"max_new_tokens": 24, "temperature": 1.0, "min_p": 1.0},
     "hidden states": {"max_new_tokens": 12, "extra": {"return_hidden_states": True}},
 }
-# 0.5.13 looks for a stop string in the last tokens of a verify step alone: it runs past others, plugin or not.
-if version("sglang").startswith("0.5.13"):
+# To 0.5.13 it looks for a stop string in the last tokens of a verify step alone: it runs past others, plugin or not.
+if version("sglang").startswith(("0.5.11", "0.5.12", "0.5.13")):
     PLAIN_ONLY["stop string"] = ACROSS_FLIPS.pop("stop string")
 HIDDEN = "--enable-return-hidden-states"
 TOOLS = "--tool-call-parser=qwen25"

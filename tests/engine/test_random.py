@@ -30,7 +30,7 @@ from tests.engine.scripts import (
     differences,
     play,
 )
-from tests.engine.serving import CHAIN, SPECULATION, TREE, Server, serve
+from tests.engine.serving import CHAIN, CHAINS_ONLY, SPECULATION, TREE, Server, serve
 
 pytestmark = pytest.mark.engine
 
@@ -41,7 +41,9 @@ LAYOUTS = {
     "chain": [*CHAIN, "--page-size=1", "--max-total-tokens=640"],
     "chain-sync": [*CHAIN, "--page-size=16", "--disable-overlap-schedule", "--max-total-tokens=656"],
 }
-FAST = "tree-pages"
+if CHAINS_ONLY:
+    LAYOUTS = {"chain-pages": [*CHAIN, "--page-size=16", "--max-total-tokens=656"], "chain": LAYOUTS["chain"]}
+FAST = next(iter(LAYOUTS))
 PRIORITIES = [
     "--enable-priority-scheduling",
     "--default-priority-value=0",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.load import Request, differences, run_load
-from tests.engine.serving import CHAIN, SPECULATION, TREE, Server, serve
+from tests.engine.serving import CHAIN, CHAINS_ONLY, SPECULATION, TREE, Server, serve
 
 pytestmark = pytest.mark.engine
 
@@ -37,7 +37,12 @@ class Layout:
         return RETRACT | {"SGLANG_CPU_ENGINE_NEEDS_CPU_SEQ_LENS": "1" if self.page_size == 1 else "0"}
 
 
-LAYOUTS = [Layout(page, overlap, topk) for page in (1, 16) for overlap in (True, False) for topk in (1, 4)]
+LAYOUTS = [
+    Layout(page, overlap, topk)
+    for page in (1, 16)
+    for overlap in ((True,) if CHAINS_ONLY else (True, False))
+    for topk in ((1,) if CHAINS_ONLY else (1, 4))
+]
 THRESHOLD = {"disable_batch_threshold": 3, "min_dwell_steps": 2}
 FLIPS: dict[str, dict[str, Any]] = {
     "always-spec": {"policy": "spec"},
@@ -107,7 +112,7 @@ def test_flips_change_no_token(server: Server, flips: str, load: list[Request], 
 
 
 @pytest.mark.supports("Control", "one mode for ever (policies `plain` and `spec`)", since="0.1.0")
-@pytest.mark.parametrize("layout", [Layout(1, True, 1), Layout(16, False, 1)], ids=str)
+@pytest.mark.parametrize("layout", [Layout(1, True, 1), Layout(16, CHAINS_ONLY, 1)], ids=str)
 def test_always_plain_changes_no_token(
     layout: Layout, load: list[Request], reference: list[list[int]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -11,7 +11,7 @@ from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.releases import families
 from sglang_adaptive_spec.releases.arguments import Arguments
 
-COMMITTED_BY_SGLANG = {"Sglang0512", "Sglang0513", "Sglang0514"}
+COMMITTED_BY_SGLANG = {"Sglang0511", "Sglang0512", "Sglang0513", "Sglang0514"}
 KV_APART = {"Sglang0519"}
 
 

@@ -4,11 +4,12 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException
-from sglang_adaptive_spec.patches import PATCHES
+from sglang_adaptive_spec.patches import BEFORE_0_5_13, PATCHES
 
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
@@ -19,7 +20,8 @@ WITHOUT_ENGINE = SimpleNamespace(engine=None, release=SimpleNamespace(is_specula
 
 
 def wrapper_of(name: str):
-    (patch,) = [patch for patch in PATCHES if patch.target.endswith(name)]
+    everywhere = dict.fromkeys((*PATCHES, *BEFORE_0_5_13))
+    (patch,) = [patch for patch in everywhere if patch.target.endswith(name)]
     return patch.wrapper
 
 
@@ -41,6 +43,7 @@ class Original:
 @pytest.mark.parametrize(
     "name",
     [
+        "ScheduleBatch.get_model_worker_batch",
         "ScheduleBatch.prepare_for_decode",
         "EagleDraftInputV2Mixin.prepare_for_decode",
         "eagle_info_v2:get_alloc_reserve_per_decode",
@@ -59,6 +62,52 @@ def test_without_an_engine_sglang_is_called_once_as_it_was_called(name):
     answer = wrapper_of(name)(WITHOUT_ENGINE, original, "instance", ("batch",), {"more": 1})
     assert answer == "sglang's answer"
     assert original.calls == [(("batch",), {"more": 1})]
+
+
+def test_a_copy_of_a_batch_is_told_what_was_decided():
+    told = []
+    plugin = SimpleNamespace(engine="engine", release=SimpleNamespace(carry=lambda *batches: told.append(batches)))
+    copied = wrapper_of("ScheduleBatch.get_model_worker_batch")(plugin, Original("copy"), "batch", (), {})
+    assert copied == "copy"
+    assert told == [("batch", "copy")]
+
+
+@pytest.mark.parametrize(("times", "asked", "answered"), [(1, 1, 1), (1, 5, 5), (2, 1, 1), (2, 4, 2), (2, 5, 3)])
+def test_a_reserve_is_what_was_asked_for_however_often_sglang_adds_it(times, asked, answered):
+    """In whole slots, never less."""
+    upstream = []
+
+    def reserve_tokens(of_sglang):
+        upstream.append(of_sglang())
+        return asked
+
+    plugin = SimpleNamespace(
+        engine=SimpleNamespace(reserve_tokens=reserve_tokens), release=SimpleNamespace(reserve_times=times)
+    )
+    reserve = wrapper_of("eagle_info_v2:get_alloc_reserve_per_decode")
+    assert reserve(plugin, Original(7), None, (), {}) == answered
+    assert upstream == [7 * times]
+
+
+@pytest.mark.parametrize("as_method", [True, False])
+def test_the_limit_of_running_requests_is_left_open_wherever_sglang_sets_it(as_method):
+    arguments = SimpleNamespace(max_running_requests=None)
+
+    @contextmanager
+    def opened(server_args):
+        assert server_args is arguments
+        server_args.max_running_requests = 1
+        yield
+        server_args.max_running_requests = None
+
+    release = SimpleNamespace(arguments=lambda server_args: server_args, request_limit_open=opened)
+    plugin = SimpleNamespace(release=release, lifts_request_limit=True)
+    seen = []
+    instance, args = (arguments, ()) if as_method else (None, (arguments,))
+    original = lambda *_: seen.append(arguments.max_running_requests)  # noqa: E731
+    wrapper_of("speculative_hook:_handle_eagle_family")(plugin, original, instance, args, {})
+    assert seen == [1]
+    assert arguments.max_running_requests is None
 
 
 def test_a_batch_without_speculation_is_not_planned():
@@ -197,8 +246,9 @@ def calculate(meta_info: dict, verify_steps: int) -> dict:
     return meta_info
 
 
-def test_the_accept_length_of_a_request_counts_its_verify_steps_alone():
-    meta_info = {"spec_verify_ct": 4, "spec_num_correct_drafts": 6, "spec_accept_length": 25.0}
+@pytest.mark.parametrize("drafts", ["spec_num_correct_drafts", "spec_accepted_drafts"])
+def test_the_accept_length_of_a_request_counts_its_verify_steps_alone(drafts):
+    meta_info = {"spec_verify_ct": 4, drafts: 6, "spec_accept_length": 25.0}
     assert calculate(meta_info, 4)["spec_accept_length"] == 2.5
 
 

@@ -33,7 +33,7 @@ def make_compile_cheap() -> None:
 
 
 def on_cpu(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap `function` so that tensors which it creates on `device="cuda"` come to lie on the CPU, in ordinary memory."""
+    """Wrap `function` so that tensors which it creates on `device="cuda"`, or pins, come to lie on the CPU."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
