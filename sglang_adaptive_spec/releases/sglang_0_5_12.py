@@ -13,10 +13,10 @@ import torch
 
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
-from sglang_adaptive_spec.releases.reads import ARGUMENTS, BATCH, DRAFT_INPUT, WORKER, attributes
+from sglang_adaptive_spec.releases.reads import ARGUMENTS, BATCH, DRAFT_INPUT, REQUEST, WORKER, attributes
 from sglang_adaptive_spec.releases.refusals_0_5_14 import UNSERVED, Unserved
 from sglang_adaptive_spec.releases.sglang_0_5_13 import Sglang0513
-from sglang_adaptive_spec.releases.sglang_0_5_14 import STEP_FIELDS, _acceptance_kept, swapped
+from sglang_adaptive_spec.releases.sglang_0_5_14 import STEP_FIELDS, acceptance_kept, swapped
 
 _PLAN = "adaptive_spec_plan"
 _ROWS = "adaptive_spec_rows"
@@ -80,12 +80,11 @@ class Sglang0512(Sglang0513):
         *(entry for entry in Sglang0513.reads if not _is_later(entry)),
         *attributes(
             {
-                BATCH: "return_hidden_states",
                 _COPY: "capture_hidden_mode extend_num_tokens extend_prefix_lens extend_seq_lens forward_mode "
                 "has_grammar input_ids is_extend_in_batch out_cache_loc req_pool_indices reqs return_logprob seq_lens "
                 "seq_lens_cpu seq_lens_sum spec_algorithm spec_info",
                 DRAFT_INPUT: "new_seq_lens verify_done",
-                "sglang.srt.managers.schedule_batch:Req": "kv_allocated_len return_hidden_states",
+                REQUEST: "kv_allocated_len return_hidden_states",
                 "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode": "NULL",
                 _METRICS: "current_scheduler_metrics_enabled enable_metrics metrics_collector "
                 "spec_num_forward_ct stats",
@@ -192,7 +191,10 @@ class Sglang0512(Sglang0513):
         return {"speculative_num_draft_tokens": tokens, "speculative_num_steps": tokens - 1}
 
     def _as_worker_gets(self, batch: Any) -> Any:
-        return batch.get_model_worker_batch()
+        copied = batch.get_model_worker_batch()
+        # A served batch has its last prefill's there; only their device is looked at.
+        copied.input_ids = copied.seq_lens
+        return copied
 
     def _run_spec(self, worker: Any, batch: Any, publish: Callable[[Any], None]) -> Any:
         del publish
@@ -216,7 +218,7 @@ class Sglang0512(Sglang0513):
             yield
 
     def _keeping_acceptance(self, reporter: Any) -> AbstractContextManager[None]:
-        return _acceptance_kept(reporter) if reporter.enable_metrics else nullcontext()
+        return acceptance_kept(reporter) if reporter.enable_metrics else nullcontext()
 
     def _metric_classes(self, collector: Any) -> tuple[Any, Any]:
         del collector

@@ -682,7 +682,7 @@ class Sglang0514:
 
     @contextmanager
     def without_spec_report(self, reporter: Any) -> Iterator[None]:
-        with swapped(reporter.scheduler, spec_algorithm=self._no_algorithm), _acceptance_kept(reporter):
+        with swapped(reporter.scheduler, spec_algorithm=self._no_algorithm), acceptance_kept(reporter):
             yield
 
     def telemetry(
@@ -914,7 +914,7 @@ class _DeviceStopwatch:
 
 
 @contextmanager
-def _acceptance_kept(reporter: Any) -> Iterator[None]:
+def acceptance_kept(reporter: Any) -> Iterator[None]:
     """Let SGLang's gauges of acceptance keep their values where it would set them to 0."""
     if reporter.metrics_collector is None:
         yield

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.engine.load import Request, differences, run_load
-from tests.engine.serving import CHAIN, RICH_MESSAGES, SPECULATION, TARGET, Server, serve
+from tests.engine.serving import CHAIN, CHAINS_ONLY, RICH_MESSAGES, SPECULATION, TARGET, Server, serve
 from tests.models.prompts import heldout_prompts
 
 pytestmark = pytest.mark.engine
@@ -126,7 +126,8 @@ def test_a_scrape_agrees_with_the_plugin_and_with_what_clients_got(server: Serve
     assert grew("sglang:generation_tokens_total") == sum(meta["completion_tokens"] for meta in metas)
     # SGLang's own: plain steps are no verify steps. Ours has the steps under way as requests ended, too.
     verified = sum(meta.get("spec_verify_ct", 0) for meta in metas)
-    assert grew("sglang:spec_verify_calls_total") == verified
+    if not CHAINS_ONLY:  # SGLang counts them from 0.5.13 on
+        assert grew("sglang:spec_verify_calls_total") == verified
     assert verified <= grew(f"{OURS}verified_requests_total") <= verified + len(metas) + retractions
     seconds = [after["mode_seconds"][mode] - before["mode_seconds"][mode] for mode in ("spec", "plain")]
     assert min(seconds) > 0
@@ -174,7 +175,7 @@ def test_the_decode_log_line_says_the_mode_whatever_it_is(server: Server) -> Non
     assert len(lines) >= 6
     assert all(line.endswith("mode: plain") and "accept len" not in line for line in lines)
     assert server.scrape()["sglang:spec_accept_length"] == accept_length
-    assert server.scrape()["sglang:spec_num_steps"] == 0
+    assert server.scrape().get("sglang:spec_num_steps", 0) == 0
     assert throughputs(lines)[-1] > 0
 
     assert server.use(policy="alternate", alternate_period_steps=3)
