@@ -22,6 +22,7 @@ _PLAN = "adaptive_spec_plan"
 _ROWS = "adaptive_spec_rows"
 _NEXT_LENGTHS = "adaptive_spec_next_lengths"
 _SCHEDULED = "adaptive_spec_scheduled"
+_SLOTS = "adaptive_spec_slots"
 
 _COPY = "sglang.srt.managers.schedule_batch:ModelWorkerBatch"
 _SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
@@ -49,7 +50,7 @@ _LATER = {
     ),
 }
 
-OTHER_WORKER = "SGLang runs an older worker then, up to this release, and this plugin does not know it."
+OTHER_WORKER = "Before 0.5.13 SGLang runs an older worker then, which this plugin does not know."
 
 
 def _is_later(entry: str) -> bool:
@@ -80,6 +81,7 @@ class Sglang0512(Sglang0513):
         *(entry for entry in Sglang0513.reads if not _is_later(entry)),
         *attributes(
             {
+                BATCH: "req_to_token_pool",
                 _COPY: "capture_hidden_mode extend_num_tokens extend_prefix_lens extend_seq_lens forward_mode "
                 "has_grammar input_ids is_extend_in_batch out_cache_loc req_pool_indices reqs return_logprob seq_lens "
                 "seq_lens_cpu seq_lens_sum spec_algorithm spec_info",
@@ -140,8 +142,10 @@ class Sglang0512(Sglang0513):
         setattr(copied, _ROWS, getattr(batch, _ROWS))
         setattr(copied, _SCHEDULED, batch)
         if plan.mode is Mode.PLAIN:
-            # Made here, on the scheduler's stream: so the scheduler need not wait for the step to know them.
-            setattr(copied, _NEXT_LENGTHS, batch.seq_lens + 1)
+            # Made here, on the scheduler's stream: it need not wait for the step to know the lengths, and by the time
+            # that the step runs it may have given the row of a request that ended to another one.
+            setattr(copied, _NEXT_LENGTHS, super()._next_lengths(batch))
+            setattr(copied, _SLOTS, super()._slots(batch, batch.req_to_token_pool))
 
     def rows(self, batch: Any) -> Any:
         known = getattr(batch, _ROWS, None)
@@ -168,6 +172,10 @@ class Sglang0512(Sglang0513):
         undrafted = super()._undrafted(worker, batch, publish, result)
         undrafted.next_draft_input.new_seq_lens = batch.seq_lens
         return undrafted
+
+    def _slots(self, batch: Any, pool: Any) -> Any:
+        known = getattr(batch, _SLOTS, None)
+        return super()._slots(batch, pool) if known is None else known
 
     def _next_lengths(self, batch: Any) -> Any:
         known = getattr(batch, _NEXT_LENGTHS, None)

@@ -422,9 +422,7 @@ class Sglang0514:
         read_done = self._read_done_event(runner)
         with self._plain_view(batch), self._on_runtime(runner, runtime):
             batch.input_ids = getattr(draft_input, self.last_tokens).to(torch.int64)
-            # Gathered on the GPU: after a verify step only the GPU knows where the next token belongs.
-            slots = runner.req_to_token_pool.req_to_token[batch.req_pool_indices, seq_lens].to(torch.int64)
-            batch.out_cache_loc = slots
+            batch.out_cache_loc = self._slots(batch, runner.req_to_token_pool)
             batch.seq_lens = new_seq_lens = self._next_lengths(batch)
             batch.seq_lens_cpu = batch.seq_lens_cpu + 1
             batch.seq_lens_sum = self._sum(batch.seq_lens_cpu)
@@ -703,6 +701,11 @@ class Sglang0514:
         """Let a worker build what a draft-extend over so many positions a request runs on."""
         override: AbstractContextManager[Any] = worker._override_worker_state(tokens - 1, tokens)
         return override
+
+    def _slots(self, batch: Any, pool: Any) -> Any:
+        """Where a plain step writes its tokens' keys and values, ``[batch_size]`` int64 on the device."""
+        # Gathered on the GPU: after a verify step only the GPU knows where the next token belongs.
+        return pool.req_to_token[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
 
     def _next_lengths(self, batch: Any) -> Any:
         """Lengths after a plain step, on the device."""

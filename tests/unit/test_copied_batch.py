@@ -59,7 +59,12 @@ def test_a_failed_preparation_leaves_lengths_as_they_were(adapter):
 
 
 def prepared(adapter, mode: Mode) -> SimpleNamespace:
-    batch = SimpleNamespace(reqs=[request_of(7, 9, row=3), request_of(9, 9, row=5)], seq_lens=torch.tensor([7, 9]))
+    batch = SimpleNamespace(
+        reqs=[request_of(7, 9, row=3), request_of(9, 9, row=5)],
+        seq_lens=torch.tensor([7, 9]),
+        req_pool_indices=torch.tensor([3, 5]),
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.arange(6 * 12, dtype=torch.int32).view(6, 12)),
+    )
     adapter.stamp(batch, StepPlan(Decision(mode, Reason.FIXED), 2))
     with adapter.preparing(batch, None):
         pass
@@ -101,6 +106,16 @@ def test_lengths_behind_a_plain_step_are_made_before_it_runs(adapter):
     adapter._hand_on(draft_input, "tokens", lengths)
     assert (draft_input.new_seq_lens.tolist(), draft_input.verify_done) == ([8, 10], None)
     assert getattr(draft_input, adapter.last_tokens) == "tokens"
+
+
+def test_a_plain_steps_slots_are_those_of_its_launch(adapter):
+    """Whatever the scheduler puts into a row afterwards, while the step is still to run."""
+    batch = prepared(adapter, Mode.PLAIN)
+    copied = SimpleNamespace(reqs=batch.reqs)
+    adapter.carry(batch, copied)
+    pool = batch.req_to_token_pool
+    pool.req_to_token[3] = 0
+    assert adapter._slots(copied, pool).tolist() == [3 * 12 + 7, 5 * 12 + 9]
 
 
 def test_what_needs_the_batch_itself_finds_it_behind_the_copy(adapter):
