@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def as_scraped(state: dict[str, Any]) -> dict[str, float]:
     return {OURS + name: value for name, value in values.items()}
 
 
+@pytest.mark.skipif(version("sglang").startswith("0.5.11"), reason="it does not tell how often a request was retracted")
 def test_a_scrape_agrees_with_the_plugin_and_with_what_clients_got(server: Server) -> None:
     scrape_before, before = settled(server)
     answers = generate_rising_and_falling(server, seed=51)
