@@ -31,8 +31,8 @@ def _words(text: str) -> set[str]:
 
 # Of Python's and torch's own objects.
 ELSEWHERE = {*dir(str), *dir(dict), *dir(object)} | _words(
-    "__dict__ addFilter all any clamp clone cpu cumsum device dtype enter_context exception flatten hexdigest info "
-    "is_cuda itemsize max min modules name parameters record record_stream shape sum to to_dict tolist unsqueeze "
+    "__dict__ addFilter all any clamp clone cpu cumsum device dtype enter_context exception expand flatten hexdigest "
+    "info is_cuda itemsize max min modules name parameters record record_stream shape sum to to_dict tolist unsqueeze "
     "warning"
 )
 MODULES = _words("copy hashlib importlib inspect json logging np time torch wrapt")
