@@ -13,6 +13,7 @@ _FROM_8 = tuple(c for c in GRID if c >= 8)
 
 MODEL_SHAPE = "llama-8b"
 GPU = "H200"
+RELEASE = "0.5.14"
 MOST_REQUESTS = 256
 
 Place = tuple[str, int]
@@ -61,6 +62,7 @@ class Bound:
         least: The ratio has to be at least this, or above it where ``strict``.
         by_step: Compare decode steps instead of tokens: for two modes that both speculate.
         accept_length: Simulated tokens a verify step; None where neither mode verifies.
+        release: Of SGLang.
     """
 
     group: str
@@ -72,6 +74,7 @@ class Bound:
     strict: bool = False
     by_step: bool = False
     accept_length: float | None = None
+    release: str = RELEASE
 
     tool = "bench.sweep"
     least_repeats = 2
@@ -88,7 +91,7 @@ class Bound:
     def counts(self, results: Results) -> bool:
         """Whether a file was measured on what the bound speaks of."""
         accept_length = results.header["settings"]["simulate_accept_length"]
-        return on_the_gpu(results) and self.accept_length in (None, accept_length)
+        return on_the_gpu(results, self.release) and self.accept_length in (None, accept_length)
 
     def figure(self, results: Results, place: Place) -> Figure | None:
         """The ratio at a backend and concurrency."""
@@ -99,7 +102,8 @@ class Bound:
     def name(self) -> str:
         unit = ", by step" if self.by_step else ""
         accept = f", accept length {self.accept_length}" if self.accept_length else ""
-        return f"{self.mode} / {self.reference} {'>' if self.strict else '>='} {self.least}{unit}{accept}"
+        release = f", SGLang {self.release}" if self.release != RELEASE else ""
+        return f"{self.mode} / {self.reference} {'>' if self.strict else '>='} {self.least}{unit}{accept}{release}"
 
 
 @dataclass(frozen=True)
@@ -123,11 +127,12 @@ class EnvelopeBound(Bound):
         return results.ratio_to_better(backend, self.mode, (self.reference, self.other), concurrency)
 
 
-def on_the_gpu(results: Results) -> bool:
+def on_the_gpu(results: Results, release: str = RELEASE) -> bool:
     """Whether a file was measured with the model shape and on the GPU that the bounds speak of."""
     settings, machine = results.header["settings"], results.header["host"]
     return (
-        settings["model_shape"] == MODEL_SHAPE
+        machine["packages"].get("sglang") == release
+        and settings["model_shape"] == MODEL_SHAPE
         and settings["device"] == "cuda"
         and settings.get("tp_size", 1) == 1
         and GPU in (machine["gpu"] or "")
@@ -288,6 +293,17 @@ BOUNDS: tuple[AnyBound, ...] = (
     # A: the main job.
     Bound("A", "ours-plain", "base", 0.97, ("fa3", "triton"), (8, 64, 256)),
     Bound("A", "ours-spec", "spec", 0.99, ("fa3", "triton"), (8, 64, 256), by_step=True, accept_length=2.5),
+    # E: the same on other releases.
+    *(
+        bound
+        for release in ("0.5.17", "0.5.23")
+        for bound in (
+            Bound("E", "ours-plain", "base", 0.97, ("fa3",), (8, 64, 256), release=release),
+            Bound(
+                "E", "ours-spec", "spec", 0.99, ("fa3",), (8, 64, 256), by_step=True, accept_length=2.5, release=release
+            ),
+        )
+    ),
     # B: the draft stays true across plain phases.
     Bound("B", "ours-threshold", "base", 0.975, ("fa3",), (64, 256)),
     # At one request the threshold of one request leaves it speculative.

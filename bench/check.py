@@ -82,7 +82,7 @@ def _judge_one(bound: AnyBound, place: Place, files: Iterable[Results]) -> Verdi
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.check", description=__doc__)
-    parser.add_argument("--group", "--issue", action="append", metavar="X", help="only bounds of this group (A to D)")
+    parser.add_argument("--group", "--issue", action="append", metavar="X", help="only bounds of this group (A to E)")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="where the result files are")
     args = parser.parse_args(argv)
     bounds = [b for b in BOUNDS if not args.group or b.group in args.group]

@@ -22,8 +22,9 @@ _WATCH_S = 1.0
 def environment(base: Mapping[str, str]) -> dict[str, str]:
     """An environment in which ``bench`` is found, but after everything that is installed.
 
-    The working tree has the plugin's folder too, without its patches: ahead of an installed plugin it would
-    hide it. Hence also no current directory on the path (and, for Python 3.10, another current directory).
+    The working tree has the plugin's folder too: ahead of an installed plugin it would hide it, and what was measured
+    would not be what is installed. Hence also no current directory on the path (and, for Python 3.10, another current
+    directory).
     """
     path = os.pathsep.join(filter(None, (base.get("PYTHONPATH", ""), str(ROOT))))
     return {**base, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -294,6 +294,8 @@ def server_row(served: Served, startup_s: float, *, shares_gpu: bool) -> dict[st
 
 def cuda_graph_sizes(state: Mapping[str, Any]) -> list[int] | None:
     """The decode batch sizes that graphs were captured for; None where there are no graphs."""
+    if state.get("disable_cuda_graph"):
+        return None  # the sizes are kept there all the same
     phase = getattr(state.get("cuda_graph_config"), "decode", None)
     sizes = getattr(phase, "bs", None)
     return list(sizes) if sizes else None

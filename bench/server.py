@@ -17,6 +17,8 @@ from types import TracebackType
 
 import requests
 
+from bench.child import environment as as_installed
+
 _TAIL_LINES = 30
 
 
@@ -99,7 +101,7 @@ class Server:
         self.url = f"http://127.0.0.1:{port}"
         self._command = [sys.executable, "-m", "sglang.launch_server", *arguments]
         self._command += ["--host", "127.0.0.1", "--port", str(port)]
-        self._environment = dict(environment)
+        self._environment = as_installed(environment)
         self.grace_seconds = 2.0  # for children to end by themselves once their parent is gone
         self.ended_by_itself: int | None = None  # its exit code, if it was not for us to end it
         self._process: subprocess.Popen[bytes] | None = None

@@ -21,7 +21,7 @@ from aiohttp import ClientError
 
 from bench import host, models
 from bench.budget import Budget
-from bench.child import environment, log_tail
+from bench.child import log_tail
 from bench.modes import BenchMode, Served, complaints_about_server
 from bench.results import RESULTS, Results, Row, append_row, now
 from bench.server import Server, ServerError
@@ -120,7 +120,7 @@ class Measurement:
 
     def _environment(self, mode: BenchMode) -> dict[str, str]:
         env = mode.environment(os.environ, self.args.simulate_accept_length)
-        return environment(env if self.args.device == "cuda" else {"OMP_NUM_THREADS": "1", **env})
+        return env if self.args.device == "cuda" else {"OMP_NUM_THREADS": "1", **env}
 
     def _arguments(self, mode: BenchMode) -> list[str]:
         args = self.args

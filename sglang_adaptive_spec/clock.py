@@ -38,7 +38,9 @@ class StepClock:
 
     Steps are launched and their results processed in the same order, with or without overlap. Between two decode
     steps in a row the engine has nothing else to do, so the time between their results is the later step's. A
-    prefill in between breaks the row, and so does an idle server, which goes on with a prefill.
+    prefill in between breaks the row, and so does an idle server, which goes on with a prefill. With overlap a result
+    also waits while a prefill is launched behind its step, which can take longer than the step: that time says
+    nothing of it.
 
     Args:
         now_seconds: A monotonic clock.
@@ -60,6 +62,9 @@ class StepClock:
     def interrupted(self) -> None:
         """Something else than a decode step was given to the engine."""
         self._last_launched_decode = False
+        if self._in_flight:
+            mode, requests, number, _, context_tokens = self._in_flight.pop()
+            self._in_flight.append((mode, requests, number, False, context_tokens))
 
     def processed(self, mode: Mode) -> StepTime | None:
         """The oldest step in flight was processed; its time, if it followed a decode step.

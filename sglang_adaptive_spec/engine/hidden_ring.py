@@ -42,7 +42,16 @@ class HiddenRing:
             hidden: ``[batch, hidden_size]``, the target's states there.
             next_tokens: ``[batch]``, the tokens sampled from them.
         """
-        columns = positions % self.chunk_tokens
+        self.store_at(rows, self.columns(positions), hidden, next_tokens)
+
+    def columns(self, positions: torch.Tensor) -> torch.Tensor:
+        """Where positions are kept in their rows, wherever the tensor is: of the same shape."""
+        return positions % self.chunk_tokens
+
+    def store_at(
+        self, rows: torch.Tensor, columns: torch.Tensor, hidden: torch.Tensor, next_tokens: torch.Tensor
+    ) -> None:
+        """As :meth:`store`, where the columns are known already."""
         self._hidden[rows, columns] = hidden
         self._tokens[rows, columns] = next_tokens.to(torch.int64)
 
@@ -64,6 +73,6 @@ class HiddenRing:
         Returns:
             ``[batch * width, hidden_size]`` and ``[batch * width]``.
         """
-        columns = span % self.chunk_tokens
+        columns = self.columns(span)
         rows = rows.unsqueeze(1)
         return self._hidden[rows, columns].flatten(0, 1), self._tokens[rows, columns].flatten()

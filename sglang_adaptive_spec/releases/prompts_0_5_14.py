@@ -13,15 +13,10 @@ from typing import Any
 
 import torch
 
-_TENSORS = (
-    "input_ids",
-    "req_pool_indices",
-    "req_pool_indices_cpu",
-    "seq_lens",
-    "seq_lens_cpu",
-    "orig_seq_lens",
-    "out_cache_loc",
-)
+_SHARED = ("input_ids", "req_pool_indices", "req_pool_indices_cpu")
+"""Written to by nobody once they are made."""
+_COPIED = ("seq_lens", "seq_lens_cpu", "orig_seq_lens", "out_cache_loc")
+_TENSORS = (*_SHARED, *_COPIED)
 """One value a request or a token, whole batches one after another."""
 _LISTS = ("reqs", "extend_lens", "prefix_lens", "extend_logprob_start_lens", "multimodal_inputs")
 
@@ -42,11 +37,6 @@ class Prompts:
     tails: Any
     rows: list[int]
 
-    @classmethod
-    def of(cls, batch: Any, hidden: torch.Tensor, tails: Any, rows: torch.Tensor) -> Prompts:
-        """A kept batch with a copy of its states: a prefill's graph gives a view of what its next replay overwrites."""
-        return cls(batch, hidden.clone(), tails, rows.tolist())
-
 
 def keep(batch: Any, copied: Any) -> Any:
     """Make a copy of a batch independent of what becomes of the original.
@@ -55,11 +45,14 @@ def keep(batch: Any, copied: Any) -> Any:
         batch: SGLang's batch, about to be prefilled.
         copied: A shallow copy of it.
     """
-    # Lengths are counted up in place by the decode steps to come. The others belong to the scheduler's stream, which
-    # may use their memory anew once it has let go of them; and slots are a view of all that were free. Lists are
+    # Lengths are counted up in place by the decode steps to come, and slots are a view of all that were free. Lists are
     # extended in place by what joins the batch.
-    for name in _TENSORS:
+    for name in _COPIED:
         setattr(copied, name, getattr(batch, name).clone())
+    for name in _SHARED:
+        # Of the scheduler's stream, which may use their memory anew once nobody holds them.
+        if getattr(batch, name).is_cuda:
+            getattr(batch, name).record_stream(torch.cuda.current_stream())
     for name in _LISTS:
         values = getattr(batch, name)
         setattr(copied, name, None if values is None else list(values))

@@ -132,8 +132,8 @@ READS: Mapping[str, str] = {
     "prefix_lens req_pool_indices req_pool_indices_cpu reqs return_logprob sampling_info seq_lens seq_lens_cpu "
     f"seq_lens_sum spec_algorithm spec_info token_to_kv_pool_allocator {PROMPT_FIELDS}",
     REQUEST: "decode_batch_idx finished_len output_ids spec_verify_ct",
-    "sglang.srt.managers.utils:GenerationBatchResult": "accept_lens logits_output new_seq_lens next_draft_input "
-    "next_token_ids num_correct_drafts num_correct_drafts_per_req_cpu speculative_num_draft_tokens",
+    "sglang.srt.managers.utils:GenerationBatchResult": "accept_lens can_run_cuda_graph logits_output new_seq_lens "
+    "next_draft_input next_token_ids num_correct_drafts num_correct_drafts_per_req_cpu speculative_num_draft_tokens",
     "sglang.srt.managers.tp_worker:TpModelWorker": "model_runner",
     "sglang.srt.layers.logits_processor:LogitsProcessorOutput": "hidden_states next_token_logits",
     "sglang.srt.managers.overlap_utils:FutureMap": "needs_cpu_seq_lens",

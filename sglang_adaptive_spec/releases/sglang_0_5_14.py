@@ -152,6 +152,7 @@ class Sglang0514:
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
     )
+    _undrafted_row: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     prompts_may_wait: bool = True
     """Whether the draft's reading of a prompt may wait; not proven on releases before 0.5.14."""
 
@@ -430,7 +431,6 @@ class Sglang0514:
             setattr(runner, read_done, None)
             result = self._run_target(worker, batch, _hidden_mode(full=runtime.draft_sync is not None))
         result.new_seq_lens = new_seq_lens
-        result.accept_lens = torch.ones_like(seq_lens, dtype=torch.int32)
         result.speculative_num_draft_tokens = 1
         # A copy carries every extra along that the relay may expect.
         result.next_draft_input = _shallow_copy(draft_input)
@@ -563,17 +563,25 @@ class Sglang0514:
         result.new_seq_lens = batch.seq_lens
         if publish is not None:
             publish(result.new_seq_lens)
-        draft, requests = worker.draft_worker, len(batch.reqs)
-        hidden_size, dtype = self._draft_hidden(draft)
+        topk_p, topk_index, hidden_states = (zeros.expand(len(batch.reqs), -1) for zeros in self._no_draft(worker))
         result.next_draft_input = EagleDraftInput(
-            topk_p=torch.zeros((requests, worker.topk), dtype=torch.float32, device=worker.device),
-            topk_index=torch.zeros((requests, worker.topk), dtype=torch.int64, device=worker.device),
-            hidden_states=torch.zeros((requests, hidden_size), dtype=dtype, device=worker.device),
+            topk_p=topk_p,
+            topk_index=topk_index,
+            hidden_states=hidden_states,
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
             **{self.last_tokens: result.next_token_ids},
         )
         return result
+
+    def _no_draft(self, worker: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What nothing was drafted from, for one request: probabilities, tokens and states, each ``[1, width]``."""
+        if self._undrafted_row is None:
+            hidden_size, dtype = self._draft_hidden(worker.draft_worker)
+            shapes = ((worker.topk, torch.float32), (worker.topk, torch.int64), (hidden_size, dtype))
+            topk_p, topk_index, hidden = (torch.zeros((1, n), dtype=t, device=worker.device) for n, t in shapes)
+            self._undrafted_row = topk_p, topk_index, hidden
+        return self._undrafted_row
 
     def backlog_limits(self, runtime: PlainRuntime) -> tuple[int, int] | None:
         sync: Any = runtime.draft_sync
@@ -600,13 +608,17 @@ class Sglang0514:
         kept = keep(batch, _shallow_copy(batch))
         result = self._undrafted(worker, batch, publish, self._run_target(worker, batch, _hidden_mode(full=True)))
         hidden = result.logits_output.hidden_states
-        prompts = Prompts.of(kept, hidden, _eagle_prefill_tail_tokens(batch, result.next_token_ids), self.rows(batch))
+        tails = _eagle_prefill_tail_tokens(batch, result.next_token_ids)
+        # A graph gives a view of what its next replay overwrites.
+        states = hidden.clone() if result.can_run_cuda_graph else hidden
+        prompts = Prompts(kept, states, tails, self.rows(batch).tolist())
         # Where a request will be drafted from: the switch needs a whole forward of that position.
-        ends = (torch.tensor(list(accumulate(kept.extend_lens))) - 1).to(hidden.device, non_blocking=True)
-        sync.ring.store(kept.req_pool_indices, kept.seq_lens - 1, hidden[ends], result.next_token_ids)
+        positions = kept.seq_lens_cpu - 1
+        ends = torch.tensor(list(accumulate(kept.extend_lens))) - 1
+        ends, columns = torch.stack((ends, sync.ring.columns(positions))).to(hidden.device, non_blocking=True)
+        sync.ring.store_at(kept.req_pool_indices, columns, hidden[ends], result.next_token_ids)
         goes_on = [req is batch.chunked_req for req in batch.reqs]
-        last = torch.where(torch.tensor(goes_on), -1, kept.seq_lens_cpu - 1)
-        return result, prompts, last
+        return result, prompts, torch.where(torch.tensor(goes_on), -1, positions)
 
     def kv_slots(self, worker: Any, req: Any) -> Any:
         kv = self._kv(req)

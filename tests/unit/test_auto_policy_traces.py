@@ -58,8 +58,8 @@ STARTS = {
 }
 
 
-def up_and_down(*requests: int, seconds: float, accept_length: float = 2.5) -> list[Load]:
-    return [Load(seconds, n, accept_length) for n in (*requests, *requests[-2::-1])]
+def up_and_down(*requests: int, seconds: float, accept_length: float = 2.5, prefill_share: float = 0.05) -> list[Load]:
+    return [Load(seconds, n, accept_length, prefill_share=prefill_share) for n in (*requests, *requests[-2::-1])]
 
 
 def noisy(mean: int, deviation: float, *, seconds: float, each_seconds: float) -> list[Load]:
@@ -150,6 +150,27 @@ def test_no_data_yet(requests, backend):
 def test_no_data_yet_on_a_ramp(backend):
     machine, trace = Machine(backend), Trace(backend, up_and_down(*RAMP, seconds=5))
     check(trace, serve(policy(no_costs()), machine, trace.loads), machine)
+
+
+BUSY = {
+    "256": Trace("fa3", [Load(60, 256, prefill_share=1.0)], 3),
+    "64-triton": Trace("triton", [Load(2, 8), Load(30, 64, prefill_share=1.0)], 1),
+    "ramp": Trace("fa3", up_and_down(*RAMP, seconds=5, prefill_share=1.0)),
+    "ramp-triton": Trace("triton", up_and_down(*RAMP, seconds=5, prefill_share=1.0), 2),
+    "ramp-low-acceptance-triton": Trace(
+        "triton", up_and_down(*RAMP, seconds=5, accept_length=1.6, prefill_share=1.0), 2
+    ),
+}
+
+
+@pytest.mark.parametrize("trace", BUSY.values(), ids=BUSY)
+def test_a_load_with_a_prefill_behind_every_step(trace):
+    """No step can be timed; what start-up measured has to do."""
+    machine = Machine(trace.backend)
+    runs = [serve(policy(seeded_costs(machine)), machine, trace.loads, seed=seed) for seed in trace.seeds]
+    for run in runs:
+        check(trace, run, machine)
+    assert mean(run.regret for run in runs) < MOST_REGRET
 
 
 def test_a_poor_draft_costs_nothing_measurable():

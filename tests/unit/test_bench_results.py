@@ -21,7 +21,10 @@ HOST: dict[str, Any] = {
 
 
 def header(
-    started: str = "2026-01-01T00:00:00+00:00", gpu: str | None = HOST["gpu"], **settings: Any
+    started: str = "2026-01-01T00:00:00+00:00",
+    gpu: str | None = HOST["gpu"],
+    release: str = "0.5.14",
+    **settings: Any,
 ) -> dict[str, Any]:
     wanted = {
         "model_shape": "llama-8b",
@@ -38,7 +41,7 @@ def header(
         "started": started,
         "command": "python -m bench.sweep",
         "settings": wanted | settings,
-        "host": HOST | {"gpu": gpu},
+        "host": HOST | {"gpu": gpu, "packages": HOST["packages"] | {"sglang": release}},
     }
 
 
@@ -217,11 +220,19 @@ def test_a_verdict_may_not_hang_on_one_repeat(ours: list[float], word: str) -> N
         {"gpu": "NVIDIA A100"},
         {"model_shape": "tiny"},
         {"device": "cpu"},
+        {"release": "0.5.23"},
     ],
     ids=str,
 )
-def test_other_machines_and_shapes_do_not_count(head: dict[str, Any]) -> None:
+def test_other_machines_shapes_and_releases_do_not_count(head: dict[str, Any]) -> None:
     assert [v.figure for v in verdicts(pair(0.99, **head))] == [None]
+
+
+def test_a_bound_on_another_release_says_so() -> None:
+    bound = Bound("E", "ours-plain", "base", 0.97, ("fa3",), (64,), release="0.5.23")
+    assert bound.name == "ours-plain / base >= 0.97, SGLang 0.5.23"
+    assert [v.word for v in verdicts(pair(0.99), pair(0.98, release="0.5.23"), bound=bound)] == ["ok"]
+    assert [v.figure for v in verdicts(pair(0.99), bound=bound)] == [None]
 
 
 def test_sides_of_two_files_do_not_make_a_pair() -> None:

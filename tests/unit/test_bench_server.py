@@ -12,6 +12,7 @@ import pytest
 
 from bench.demo.options import parse
 from bench.server import Server, ServerError, free_port, server_arguments, server_environment, tail
+from sglang_adaptive_spec import __version__
 
 
 def _server(tmp_path: Path, program: str) -> Server:
@@ -50,6 +51,17 @@ time.sleep(60)
         return int(child.read_text())
 
     assert not _alive(interrupted())
+
+
+def test_a_server_has_the_installed_plugin_and_not_the_working_tree_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sglang_adaptive_spec").mkdir()
+    (tmp_path / "sglang_adaptive_spec" / "__init__.py").touch()
+    with _server(tmp_path, "import sglang_adaptive_spec as plugin; print(plugin.__version__)") as server:
+        server.wait(20)
+        assert server.log_tail().splitlines()[-1:] == [__version__]
 
 
 def test_a_server_that_ends_early_is_reported_with_its_log(tmp_path: Path) -> None:

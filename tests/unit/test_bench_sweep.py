@@ -19,7 +19,17 @@ from bench.budget import Budget
 from bench.child import Child, end, environment, log_tail, run_module
 from bench.decode_log import GraphUse, LogReader, graph_use
 from bench.host import digest
-from bench.measure import EXIT_NOT_PROVEN, Bench, ProofError, enough, expected_tokens, obey, percentile, server_row
+from bench.measure import (
+    EXIT_NOT_PROVEN,
+    Bench,
+    ProofError,
+    cuda_graph_sizes,
+    enough,
+    expected_tokens,
+    obey,
+    percentile,
+    server_row,
+)
 from bench.modes import MODES, Served
 from bench.results import Results, append_row
 
@@ -639,3 +649,9 @@ def test_short_runs_are_repeated_more_often(run_seconds: float, repeats: int) ->
     while not enough(task, made):  # type: ignore[arg-type]
         made.append({"one_token_s": run_seconds / 4, "full_s": run_seconds * 3 / 4})
     assert len(made) == repeats
+
+
+@pytest.mark.parametrize(("disabled", "sizes"), [(False, [1, 2]), (True, None)])
+def test_a_server_without_graphs_has_no_sizes(disabled: bool, sizes: list[int] | None) -> None:
+    config = SimpleNamespace(decode=SimpleNamespace(bs=[1, 2]))
+    assert cuda_graph_sizes({"cuda_graph_config": config, "disable_cuda_graph": disabled}) == sizes

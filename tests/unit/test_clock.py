@@ -48,13 +48,17 @@ def test_a_prefill_breaks_the_row(clock, hand):
     assert step(clock, hand, 0.02).seconds == pytest.approx(0.02)
 
 
-def test_a_prefill_launched_while_a_step_is_in_flight_breaks_the_row_after_it(clock, hand):
+def test_a_prefill_launched_behind_a_step_is_in_neither_s_time_nor_the_next_one_s(clock, hand):
     step(clock, hand, 0.02)
     clock.launched(PLAIN, 4, 1)
-    clock.interrupted()
+    clock.launched(PLAIN, 4, 2)
     hand.at += 0.03
     assert clock.processed(PLAIN).seconds == pytest.approx(0.03)
+    clock.interrupted()
+    hand.at += 0.8
+    assert clock.processed(PLAIN) is None
     assert step(clock, hand, 0.9) is None
+    assert step(clock, hand, 0.02).seconds == pytest.approx(0.02)
 
 
 def test_overlapped_steps_are_told_apart(clock, hand):

@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 WITHOUT_TORCH = (
     "acceptance",
@@ -40,6 +43,14 @@ def test_everything_but_the_adapters_imports_without_torch_and_sglang():
     modules = imported_after("import " + ", ".join(f"sglang_adaptive_spec.{name}" for name in WITHOUT_TORCH))
     assert "sglang_adaptive_spec.engine.core" in modules
     assert not {"torch", "sglang"} & modules
+
+
+def test_a_checkout_has_all_of_the_package():
+    """`python -m sglang.launch_server`, run in a checkout, finds this folder before what is installed."""
+    code = "import importlib.util as u; print(u.find_spec('sglang_adaptive_spec.patches').origin)"
+    # Without site-packages: what is installed could help out.
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == str(ROOT / "sglang_adaptive_spec" / "patches" / "__init__.py"), done.stderr
 
 
 def test_policies_and_controller_import_without_the_engine():

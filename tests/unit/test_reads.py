@@ -31,7 +31,7 @@ def _words(text: str) -> set[str]:
 
 # Of Python's and torch's own objects.
 ELSEWHERE = {*dir(str), *dir(dict), *dir(object)} | _words(
-    "__dict__ __module__ addFilter all any clamp clone cpu cumsum device dtype enter_context exception flatten "
+    "__dict__ __module__ addFilter all any clamp clone cpu cumsum device dtype enter_context exception expand flatten "
     "hexdigest info is_cuda itemsize max min modules name parameters record record_stream shape sum to to_dict "
     "tolist unsqueeze warning"
 )

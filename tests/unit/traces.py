@@ -97,12 +97,14 @@ class Load:
         requests: That run.
         accept_length: Mean tokens that a verify step gives one of them.
         context_tokens: Their mean length.
+        prefill_share: Of the steps, how many can't be timed, since a prefill is launched before or behind them.
     """
 
     seconds: float
     requests: int
     accept_length: float = 2.5
     context_tokens: int = BENCH_CONTEXT_TOKENS
+    prefill_share: float = 0.05
 
 
 @dataclass
@@ -228,8 +230,7 @@ def serve(
                 relay.verified(*results.popleft())
             if mode is Mode.SPEC:
                 results.append((load.requests, accepted(rng, chance, load.requests)))
-            # Every twentieth step has a prefill before it.
-            if before is not None and rng.random() > 0.05:
+            if before is not None and rng.random() > load.prefill_share:
                 seconds = clock(step, ms * 1e-3)
                 relay.timed(StepTime(mode, load.requests, seconds, before, step, load.context_tokens))
             before = mode

@@ -122,7 +122,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     for name in ("sglang_adaptive_spec", "patches"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(built), str(source))
     [wheel] = built.iterdir()
     return wheel
