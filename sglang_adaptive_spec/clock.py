@@ -23,6 +23,7 @@ class StepTime(NamedTuple):
         after: The mode of the step before. Where it differs, the time is that of a switch and all it entails.
         number: The step's number as given to :meth:`StepClock.launched`.
         context_tokens: Mean length of its requests; 0 where that is not known.
+        alone: Whether nothing was launched behind it that its result had to wait for.
     """
 
     mode: Mode
@@ -31,6 +32,7 @@ class StepTime(NamedTuple):
     after: Mode
     number: int
     context_tokens: int = 0
+    alone: bool = True
 
 
 class StepClock:
@@ -39,8 +41,8 @@ class StepClock:
     Steps are launched and their results processed in the same order, with or without overlap. Between two decode
     steps in a row the engine has nothing else to do, so the time between their results is the later step's. A
     prefill in between breaks the row, and so does an idle server, which goes on with a prefill. With overlap a result
-    also waits while a prefill is launched behind its step, which can take longer than the step: that time says
-    nothing of it.
+    also waits while a prefill is launched behind its step, which can take longer than the step: of how long the step
+    took, that time says nothing.
 
     Args:
         now_seconds: A monotonic clock.
@@ -62,9 +64,6 @@ class StepClock:
     def interrupted(self) -> None:
         """Something else than a decode step was given to the engine."""
         self._last_launched_decode = False
-        if self._in_flight:
-            mode, requests, number, _, context_tokens = self._in_flight.pop()
-            self._in_flight.append((mode, requests, number, False, context_tokens))
 
     def processed(self, mode: Mode) -> StepTime | None:
         """The oldest step in flight was processed; its time, if it followed a decode step.
@@ -85,8 +84,10 @@ class StepClock:
         if before is None or not follows_decode:
             return None
         after, at_seconds = before
-        timed = StepTime(mode, requests, now - at_seconds, after, number, context_tokens)
-        if after is mode:
+        # What was launched last waits behind the last step alone.
+        alone = self._last_launched_decode or bool(self._in_flight)
+        timed = StepTime(mode, requests, now - at_seconds, after, number, context_tokens, alone)
+        if after is mode and alone:
             self._recent[mode].append(timed.seconds)
         return timed
 

@@ -172,7 +172,7 @@ class Controller:
         try:
             for requests, tokens in verifies:
                 policy.note_verify(requests, tokens)
-            for mode, requests, seconds, after, _, context_tokens in times:
+            for mode, requests, seconds, after, _, context_tokens, _ in times:
                 note = policy.note_step if after is mode else policy.note_switch
                 note(mode, requests, context_tokens, seconds)
         except Exception as error:

@@ -508,7 +508,7 @@ class AdaptiveEngine:
         if timed is not None:
             if timed.after is not mode:
                 self.controller.note_time(timed)
-            if self._measures:
+            if self._measures and timed.alone:
                 self._samples.timed(timed)
         if self._measures and mode is Mode.SPEC:
             self._samples.verified(requests, tokens)

@@ -48,17 +48,19 @@ def test_a_prefill_breaks_the_row(clock, hand):
     assert step(clock, hand, 0.02).seconds == pytest.approx(0.02)
 
 
-def test_a_prefill_launched_behind_a_step_is_in_neither_s_time_nor_the_next_one_s(clock, hand):
+def test_a_step_with_a_prefill_launched_behind_it_is_told_apart_and_the_next_one_not_timed(clock, hand):
     step(clock, hand, 0.02)
     clock.launched(PLAIN, 4, 1)
     clock.launched(PLAIN, 4, 2)
     hand.at += 0.03
-    assert clock.processed(PLAIN).seconds == pytest.approx(0.03)
+    first = clock.processed(PLAIN)
+    assert (first.seconds, first.alone) == (pytest.approx(0.03), True)
     clock.interrupted()
     hand.at += 0.8
-    assert clock.processed(PLAIN) is None
+    assert not clock.processed(PLAIN).alone
     assert step(clock, hand, 0.9) is None
     assert step(clock, hand, 0.02).seconds == pytest.approx(0.02)
+    assert clock.recent_seconds(PLAIN) == pytest.approx(0.025)
 
 
 def test_overlapped_steps_are_told_apart(clock, hand):

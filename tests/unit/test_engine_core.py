@@ -1195,6 +1195,19 @@ def test_what_serving_takes_reaches_the_policy(monkeypatch):
     assert all(seconds > 0 for *_, seconds in heard)
 
 
+def test_a_step_whose_result_waits_while_a_prefill_is_launched_teaches_nothing(monkeypatch):
+    engine = make_engine(AUTO)
+    heard = []
+    monkeypatch.setattr(engine.controller.policy, "note_step", lambda *step: heard.append(step))
+    for _ in range(2 * HAND_ON_EVERY_STEPS):
+        step(engine)
+        prepare(engine, batch := make_batch())
+        result = run(engine, batch)
+        run(engine, make_batch(decode=False))
+        process(engine, batch, result)
+    assert heard == []
+
+
 def test_the_context_is_looked_at_anew_after_a_prefill():
     """Another request may have taken the place of one that left: as many, and of another length."""
     engine = make_engine(AUTO)

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi import HTTPException
-from sglang_adaptive_spec.patches import BEFORE_0_5_13, PATCHES
 
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.patches import BEFORE_0_5_13, PATCHES
 from sglang_adaptive_spec.request_steps import VerifySteps
 
 WITHOUT_ENGINE = SimpleNamespace(engine=None, release=SimpleNamespace(is_speculative=lambda batch: False))
