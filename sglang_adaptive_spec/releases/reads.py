@@ -115,6 +115,9 @@ RELIES_ON = (
 )
 """Functions that every family has."""
 
+LATENT_DISPATCH = "sglang.srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method"
+"""By which name of a backend DeepSeek's layers choose between their two ways to attend."""
+
 GRAPH_SIZES = (
     f"{ARGUMENTS}._generate_decode_cuda_graph_batch_sizes",
     f"{ARGUMENTS}._parse_cuda_graph_config",

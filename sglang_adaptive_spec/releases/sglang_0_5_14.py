@@ -32,6 +32,7 @@ from sglang_adaptive_spec.releases.reads import (
     DRAFT_INPUT,
     DRAFT_WORKER,
     GRAPH_SIZES,
+    LATENT_DISPATCH,
     READS,
     RECAPTURES,
     RELIES_ON,
@@ -46,7 +47,7 @@ from sglang_adaptive_spec.releases.refusals_0_5_14 import (
     PLAN_STREAM,
     RECURRENT,
     SLIDING_WINDOW,
-    UNSERVED,
+    UNSERVED_BY_0_5_14,
     Unserved,
     refuse_unreachable,
     refuse_unserved,
@@ -122,7 +123,7 @@ class DraftSync:
 class Sglang0514:
     """The adapter for 0.5.14."""
 
-    unserved: tuple[Unserved, ...] = UNSERVED
+    unserved: tuple[Unserved, ...] = UNSERVED_BY_0_5_14
     step_fields: tuple[str, ...] = STEP_FIELDS
     decode_graphs = "decode_cuda_graph_runner"
     prefill_graphs = "prefill_cuda_graph_runner"
@@ -144,6 +145,7 @@ class Sglang0514:
         RECAPTURES,
         *GRAPH_SIZES,
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
+        LATENT_DISPATCH,
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
     )
@@ -329,8 +331,9 @@ class Sglang0514:
             device=worker.device,
         )
         runner = draft.draft_runner
-        # With one token at a time the last position is all there is.
-        follows_by_keys = attention_layers(runner.model) == 1 and catch_up_tokens > 1
+        # With one token at a time the last position is all there is. A latent state has no key of its own to write.
+        plain_keys = attention_layers(runner.model) == 1 and runner.model_config.attention_arch.name != "MLA"
+        follows_by_keys = plain_keys and catch_up_tokens > 1
         pools = runner.token_to_kv_pool, runner.req_to_token_pool
         keys_only = keys_only_backend(*pools) if follows_by_keys else None
         launch_tokens = self._launch_tokens(runner, logits=keys_only is None)

@@ -6,6 +6,7 @@ import pytest
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.errors import Refusal
+from sglang_adaptive_spec.releases.families import ADAPTERS, load_adapter
 from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
 from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
 
@@ -29,6 +30,18 @@ OFF = (
     "enable_deterministic_inference",
 )
 WHERE_MODES_MIX = OFF[-3:]
+
+
+def latent(architecture: str, **more) -> dict:
+    """What SGLang says of a model with latent attention."""
+    return {
+        "attention_arch": SimpleNamespace(name="MLA"),
+        "hf_config": SimpleNamespace(architectures=[architecture]),
+        "hf_text_config": SimpleNamespace(rope_scaling=None, **more),
+    }
+
+
+DEEPSEEK = latent("DeepseekV3ForCausalLM")
 
 
 def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -> SimpleNamespace:
@@ -106,7 +119,15 @@ def test_several_features_are_named_in_one_refusal():
         ({"is_multimodal": True}, "a multimodal model"),
         ({"is_hybrid_swa": True}, "a model with sliding-window layers"),
         ({"is_encoder_decoder": True}, "an encoder-decoder model"),
-        ({"attention_arch": SimpleNamespace(name="MLA")}, "a model with latent attention (MLA)"),
+        (latent("LongcatFlashForCausalLM"), "a model with latent attention (MLA) other than DeepSeek-V2 and V3"),
+        (
+            latent("DeepseekV32ForCausalLM", index_topk=2048),
+            "a model with sparse attention (DSA: DeepSeek-V3.2, GLM-5) is not served",
+        ),
+        (
+            latent("DeepseekV3ForCausalLM", index_topk=2048),
+            "a model with sparse attention (DSA: DeepSeek-V3.2, GLM-5) is not served",
+        ),
         (
             {"hf_text_config": SimpleNamespace(rope_scaling={"mrope_section": [8, 4, 4]})},
             "a model with multimodal rotary positions",
@@ -120,6 +141,18 @@ def test_several_features_are_named_in_one_refusal():
 )
 def test_a_kind_of_model_not_yet_proven_is_refused(model, words):
     assert words in refusal_of(arguments(model=model)).what
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
+def test_latent_attention_is_served_where_it_is_deepseeks(architecture):
+    refuse_unserved(arguments("EAGLE", model=latent(architecture)), THRESHOLD)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_latent_attention_is_served_by_the_one_release_it_was_tried_on(adapter):
+    of_latent_models = [one for one in load_adapter(adapter).unserved if "latent" in one.flag]
+    asked = [one.flag for one in of_latent_models if one.asked(arguments(model=DEEPSEEK))]
+    assert asked == ([] if adapter == "Sglang0514" else ["a model with latent attention (MLA)"])
 
 
 def test_a_multimodal_model_is_served_as_a_text_model():

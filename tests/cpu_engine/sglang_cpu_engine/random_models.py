@@ -1,5 +1,5 @@
-"""Writes tiny models with random weights: a Llama or Qwen3-MoE target and an EAGLE or EAGLE3 draft for it, or a
-DeepSeek-V3 target with its MTP layer.
+"""Writes tiny models with random weights: a Llama, Qwen3-MoE or DeepSeek target and an EAGLE or EAGLE3 draft
+for it, and DeepSeek-V3 with its MTP layer.
 
 No tokenizer: use `skip_tokenizer_init=True` and send token ids. The vocabulary is small, so that a
 draft that knows nothing is right now and then, above all with several branches.
@@ -112,24 +112,59 @@ class LatentShape:
     experts: int = 4
 
 
-def write_deepseek(
+# Of a DeepSeek layer's output. So the next token hangs on the last one most of all, and a draft that knows little else
+# is right now and then.
+_LAYER_SCALE = 0.15
+
+
+def write_deepseek_v2_target(
+    directory: Path, shape: Shape = Shape(), latent: LatentShape = LatentShape(query_rank=None), seed: int = 5
+) -> Path:
+    """Write a model like DeepSeek-V2-Lite into `directory`, and return it."""
+    weights = _deepseek_target(_Maker(seed), shape, latent)
+    weights = {name: each for name, each in weights.items() if "e_score_correction_bias" not in name}
+    config = _deepseek_config(shape, latent) | {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    return _write(directory, config, weights)
+
+
+def write_deepseek_v3(
     directory: Path, shape: Shape = Shape(), latent: LatentShape = LatentShape(), seed: int = 4
 ) -> Path:
     """Write a DeepSeek-V3 model with its MTP layer, target and draft in one, into `directory`, and return it."""
     make = _Maker(seed)
     h = shape.hidden_size
-    weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
-    for layer in range(shape.num_layers + 1):
-        weights |= make.latent_layer(f"model.layers.{layer}", shape, latent, dense=layer < latent.dense_layers)
+    weights = _deepseek_target(make, shape, latent)
     draft = f"model.layers.{shape.num_layers}"
+    weights |= make.latent_layer(draft, shape, latent, dense=False)
     weights |= {f"{draft}.{name}.weight": torch.ones(h) for name in ("enorm", "hnorm", "shared_head.norm")}
-    weights[f"{draft}.eh_proj.weight"] = make(h, 2 * h)
+    # The last token most of all, and what the target made of the one before.
+    weights[f"{draft}.eh_proj.weight"] = torch.cat([5 * torch.eye(h), torch.eye(h)], dim=1)
+    return _write(directory, _deepseek_config(shape, latent) | {"num_nextn_predict_layers": 1}, weights)
+
+
+def _deepseek_target(make: "_Maker", shape: Shape, latent: LatentShape) -> Weights:
+    h = shape.hidden_size
+    weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
+    for layer in range(shape.num_layers):
+        weights |= make.latent_layer(f"model.layers.{layer}", shape, latent, dense=layer < latent.dense_layers)
     weights["model.norm.weight"] = torch.ones(h)
     weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
-    config = _config(shape, "DeepseekV3ForCausalLM", shape.num_layers) | {
+    return weights
+
+
+def _deepseek_config(shape: Shape, latent: LatentShape) -> dict[str, Any]:
+    return _config(shape, "DeepseekV3ForCausalLM", shape.num_layers) | {
         "model_type": "deepseek_v3",
         "num_key_value_heads": shape.num_heads,
-        "num_nextn_predict_layers": 1,
         "q_lora_rank": latent.query_rank,
         "kv_lora_rank": latent.key_rank,
         "qk_nope_head_dim": latent.plain_dim,
@@ -140,13 +175,15 @@ def write_deepseek(
         "n_shared_experts": 1,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": shape.intermediate_size // 2,
+        "moe_layer_freq": 1,
         "n_group": 2,
         "topk_group": 1,
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
         "norm_topk_prob": True,
         "routed_scaling_factor": 1.5,
-        "moe_layer_freq": 1,
+        "attention_bias": False,
+        # On a CPU, SGLang knows these rotary positions alone.
         "rope_scaling": {
             "type": "yarn",
             "factor": 4.0,
@@ -156,9 +193,7 @@ def write_deepseek(
             "mscale": 1.0,
             "mscale_all_dim": 1.0,
         },
-        "attention_bias": False,
     }
-    return _write(directory, config, weights)
 
 
 def write_eagle3_draft(directory: Path, shape: Shape = Shape(), seed: int = 1) -> Path:
@@ -211,10 +246,10 @@ class _Maker:
             f"{prefix}.post_attention_layernorm.weight": torch.ones(h),
         }
 
-
     def latent_layer(self, prefix: str, shape: Shape, latent: LatentShape, *, dense: bool) -> Weights:
         h, heads, m = shape.hidden_size, shape.num_heads, shape.intermediate_size
         query_dim, rank = heads * (latent.plain_dim + latent.rotary_dim), latent.key_rank
+        value_dim = heads * latent.value_dim
         weights = {
             f"{prefix}.input_layernorm.weight": torch.ones(h),
             f"{prefix}.post_attention_layernorm.weight": torch.ones(h),
@@ -222,7 +257,7 @@ class _Maker:
             # Far from one, so that it shows if a path leaves it out.
             f"{prefix}.self_attn.kv_a_layernorm.weight": 1.5 + self(1, rank, scale=0.3)[0],
             f"{prefix}.self_attn.kv_b_proj.weight": self(heads * (latent.plain_dim + latent.value_dim), rank),
-            f"{prefix}.self_attn.o_proj.weight": self(h, heads * latent.value_dim),
+            f"{prefix}.self_attn.o_proj.weight": self(h, value_dim, scale=_LAYER_SCALE * value_dim**-0.5),
         }
         # sharp attention, as above
         if latent.query_rank is None:
@@ -233,18 +268,18 @@ class _Maker:
             weights[f"{prefix}.self_attn.q_a_layernorm.weight"] = 1.5 + self(1, query_rank, scale=0.3)[0]
             weights[f"{prefix}.self_attn.q_b_proj.weight"] = self(query_dim, query_rank, scale=2 * query_rank**-0.5)
         if dense:
-            return weights | self._mlp(f"{prefix}.mlp", h, m)
+            return weights | self._small_mlp(f"{prefix}.mlp", h, m)
         weights[f"{prefix}.mlp.gate.weight"] = self(latent.experts, h)
         weights[f"{prefix}.mlp.gate.e_score_correction_bias"] = self(1, latent.experts, scale=0.1)[0]
         for name in ("shared_experts", *(f"experts.{expert}" for expert in range(latent.experts))):
-            weights |= self._mlp(f"{prefix}.mlp.{name}", h, m // 2)
+            weights |= self._small_mlp(f"{prefix}.mlp.{name}", h, m // 2)
         return weights
 
-    def _mlp(self, prefix: str, h: int, m: int) -> Weights:
+    def _small_mlp(self, prefix: str, h: int, m: int) -> Weights:
         return {
             f"{prefix}.gate_proj.weight": self(m, h),
             f"{prefix}.up_proj.weight": self(m, h),
-            f"{prefix}.down_proj.weight": self(h, m),
+            f"{prefix}.down_proj.weight": self(h, m, scale=_LAYER_SCALE * m**-0.5),
         }
 
 
