@@ -10,6 +10,8 @@ from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.errors import Refusal
 
 _SERVED_ALGORITHMS = ("EAGLE", "EAGLE3")
+# DeepSeek-V2 and V3, and what goes by their names: DeepSeek-R1, Kimi K2.
+_SERVED_LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 
 
 @dataclass(frozen=True)
@@ -95,21 +97,13 @@ UNSERVED_MODELS = (
         "change of mode.",
         _OTHER_MODEL,
     ),
-)
-# DeepSeek-V2 and V3, and what goes by their names: DeepSeek-R1, Kimi K2.
-_SERVED_LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
-OTHER_LATENT = Unserved(
-    "a model with latent attention (MLA) other than DeepSeek-V2 and V3",
-    lambda a: (
-        _is_latent(a.get_model_config()) and a.get_model_config().hf_config.architectures[0] not in _SERVED_LATENT
+    Unserved(
+        "a model with latent attention (MLA) other than DeepSeek-V2 and V3",
+        lambda a: _is_other_latent(a.get_model_config()),
+        NOT_PROVEN,
+        _OTHER_MODEL,
     ),
-    NOT_PROVEN,
-    _OTHER_MODEL,
 )
-ANY_LATENT = Unserved(
-    "a model with latent attention (MLA)", lambda a: _is_latent(a.get_model_config()), NOT_PROVEN, _OTHER_MODEL
-)
-"""On releases that nobody has tried it on."""
 UNSERVED_WHERE_MODES_MIX = (
     Unserved(
         "--enable-return-hidden-states with EAGLE3 and a policy that switches",
@@ -146,9 +140,7 @@ PLAN_STREAM = Unserved(
     "It plans the draft's forwards on a stream of their own, unordered with what waits for the draft.",
     "Unset it, or start without this plugin.",
 )
-UNSERVED_BY_0_5_14 = (*UNSERVED, *UNSERVED_MODELS, OTHER_LATENT)
-UNSERVED_BY_OTHERS = (*UNSERVED, *UNSERVED_MODELS, ANY_LATENT)
-REFUSED = (*UNSERVED_BY_0_5_14, *UNSERVED_WHERE_MODES_MIX, RECURRENT, PLAN_STREAM)
+REFUSED = (*UNSERVED, *UNSERVED_MODELS, *UNSERVED_WHERE_MODES_MIX, RECURRENT, PLAN_STREAM)
 """All of it, for the support table."""
 
 
@@ -161,15 +153,17 @@ def _is_sparse(model_config: Any) -> bool:
     return getattr(model_config.hf_text_config, "index_topk", None) is not None
 
 
-def _is_latent(model_config: Any) -> bool:
-    return model_config.attention_arch.name == "MLA" and not _is_sparse(model_config)
+def _is_other_latent(model_config: Any) -> bool:
+    """Whether a model attends to latent states, and is none of those that it is proven on."""
+    latent = model_config.attention_arch.name == "MLA" and not _is_sparse(model_config)
+    return latent and model_config.hf_config.architectures[0] not in _SERVED_LATENT
 
 
-def refuse_unserved(server_args: Any, settings: Settings, unserved: tuple[Unserved, ...] = UNSERVED_BY_0_5_14) -> None:
+def refuse_unserved(server_args: Any, settings: Settings, unserved: tuple[Unserved, ...] = UNSERVED) -> None:
     """Refuse what is not served.
 
     Args:
-        unserved: The features and models of the release that are not.
+        unserved: The features of the release that are not.
 
     Raises:
         Refusal: naming every unserved flag, so that one start shows all of them.
@@ -186,6 +180,7 @@ def refuse_unserved(server_args: Any, settings: Settings, unserved: tuple[Unserv
     sizes = () if decode_graphs.backend == "disabled" else tuple(decode_graphs.bs or ())
     refuse_unreachable(settings, server_args.max_running_requests, sizes)
     found = [feature for feature in unserved if feature.asked(server_args)]
+    found += [feature for feature in UNSERVED_MODELS if feature.asked(server_args)]
     if settings.policy not in ("spec", "plain"):
         found += [feature for feature in UNSERVED_WHERE_MODES_MIX if feature.asked(server_args)]
     if len(found) == 1:

@@ -10,14 +10,12 @@ from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.reads import (
     ARGUMENTS,
     BATCH,
-    LATENT_DISPATCH,
     PROMPT_FIELDS,
     PROMPT_FUNCTIONS,
     RUNNER,
     WAR_BARRIER,
     attributes,
 )
-from sglang_adaptive_spec.releases.refusals_0_5_14 import UNSERVED_BY_OTHERS, Unserved
 from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
 
 _GRAPHS = "sglang.srt.model_executor.cuda_graph_runner"
@@ -31,7 +29,6 @@ _LATER_ATTRIBUTES = {
 }
 _LATER_FUNCTIONS = {
     *PROMPT_FUNCTIONS,
-    LATENT_DISPATCH,
     WAR_BARRIER,
     f"{ARGUMENTS}._generate_decode_cuda_graph_batch_sizes",
     f"{ARGUMENTS}._parse_cuda_graph_config",
@@ -48,7 +45,6 @@ class Sglang0513(Sglang0514):
     decode_graphs = "graph_runner"
     prefill_graphs = "piecewise_cuda_graph_runner"
     prompts_may_wait = False
-    unserved: tuple[Unserved, ...] = UNSERVED_BY_OTHERS
     reads: tuple[str, ...] = (
         *(e for e in Sglang0514.reads if e not in _LATER_ATTRIBUTES and not e.startswith(_RUNNER_FOLDER)),
         *attributes(

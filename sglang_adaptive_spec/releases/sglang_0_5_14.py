@@ -32,7 +32,6 @@ from sglang_adaptive_spec.releases.reads import (
     DRAFT_INPUT,
     DRAFT_WORKER,
     GRAPH_SIZES,
-    LATENT_DISPATCH,
     READS,
     RECAPTURES,
     RELIES_ON,
@@ -47,7 +46,7 @@ from sglang_adaptive_spec.releases.refusals_0_5_14 import (
     PLAN_STREAM,
     RECURRENT,
     SLIDING_WINDOW,
-    UNSERVED_BY_0_5_14,
+    UNSERVED,
     Unserved,
     refuse_unreachable,
     refuse_unserved,
@@ -123,7 +122,7 @@ class DraftSync:
 class Sglang0514:
     """The adapter for 0.5.14."""
 
-    unserved: tuple[Unserved, ...] = UNSERVED_BY_0_5_14
+    unserved: tuple[Unserved, ...] = UNSERVED
     step_fields: tuple[str, ...] = STEP_FIELDS
     decode_graphs = "decode_cuda_graph_runner"
     prefill_graphs = "prefill_cuda_graph_runner"
@@ -145,7 +144,6 @@ class Sglang0514:
         RECAPTURES,
         *GRAPH_SIZES,
         "sglang.srt.model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._resolve_max_num_reqs",
-        LATENT_DISPATCH,
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
     )

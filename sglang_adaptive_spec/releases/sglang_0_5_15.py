@@ -24,7 +24,6 @@ from sglang_adaptive_spec.releases.reads import (
     WORKER,
     attributes,
 )
-from sglang_adaptive_spec.releases.refusals_0_5_14 import UNSERVED_BY_OTHERS, Unserved
 from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
 
 HIDDEN_SIZES = (
@@ -36,7 +35,6 @@ HIDDEN_SIZES = (
 class Sglang0515(Sglang0514):
     """The adapter for 0.5.15."""
 
-    unserved: tuple[Unserved, ...] = UNSERVED_BY_OTHERS
     reads: tuple[str, ...] = attributes(
         READS,
         {

@@ -20,7 +20,7 @@ from sglang_adaptive_spec.releases.reads import (
     SERVER_ARGUMENTS,
     attributes,
 )
-from sglang_adaptive_spec.releases.refusals_0_5_14 import NOT_PROVEN, UNSERVED_BY_OTHERS, Unserved
+from sglang_adaptive_spec.releases.refusals_0_5_14 import NOT_PROVEN, UNSERVED, Unserved
 from sglang_adaptive_spec.releases.sglang_0_5_14 import swapped
 from sglang_adaptive_spec.releases.sglang_0_5_15 import HIDDEN_SIZES
 from sglang_adaptive_spec.releases.sglang_0_5_16 import RECURRENT, Sglang0516
@@ -32,7 +32,7 @@ class Sglang0517(Sglang0516):
     """The adapter for 0.5.17 and 0.5.18."""
 
     unserved: tuple[Unserved, ...] = (
-        *UNSERVED_BY_OTHERS,
+        *UNSERVED,
         Unserved("--return-hidden-states-mode last", lambda a: a.return_hidden_states_mode == "last", NOT_PROVEN),
     )
     reads: tuple[str, ...] = attributes(

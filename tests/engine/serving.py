@@ -21,8 +21,6 @@ from bench.server import settings_body
 START_SECONDS = 240
 # Whether SGLang's messages carry more than plain numbers: a request's plain steps, why a change was refused.
 RICH_MESSAGES = version("sglang") == "0.5.14"
-LATENT_SERVED = RICH_MESSAGES
-"""Whether models with latent attention are."""
 MODELS = Path(__file__).parents[1] / "models"
 TARGET, DRAFT = MODELS / "target", MODELS / "draft"
 

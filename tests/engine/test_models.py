@@ -12,7 +12,7 @@ import torch
 from sglang_cpu_engine import random_models
 
 from tests.engine.saboteur import install
-from tests.engine.serving import CHAIN, LATENT_SERVED, TREE, Server, serve
+from tests.engine.serving import CHAIN, TREE, Server, serve
 
 pytestmark = pytest.mark.engine
 
@@ -107,7 +107,6 @@ def deepseek_v2_with_eagle3(folder: Path) -> list[str]:
     "latent attention (MLA): DeepSeek-V3 with its MTP layer, DeepSeek-V2 with EAGLE-3",
     since="0.1.0",
 )
-@pytest.mark.skipif(not LATENT_SERVED, reason="refused on this release")
 @pytest.mark.parametrize(
     ("kind", "accepted"), [(deepseek_v3_with_mtp, 1.2), (deepseek_v2_with_eagle3, 1.0)], ids=["V3-MTP", "V2-EAGLE3"]
 )

@@ -6,7 +6,6 @@ import pytest
 
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.releases.families import ADAPTERS, load_adapter
 from sglang_adaptive_spec.releases.refusals_0_5_14 import refuse_unreachable, refuse_unserved
 from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
 
@@ -39,9 +38,6 @@ def latent(architecture: str, **more) -> dict:
         "hf_config": SimpleNamespace(architectures=[architecture]),
         "hf_text_config": SimpleNamespace(rope_scaling=None, **more),
     }
-
-
-DEEPSEEK = latent("DeepseekV3ForCausalLM")
 
 
 def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -> SimpleNamespace:
@@ -146,13 +142,6 @@ def test_a_kind_of_model_not_yet_proven_is_refused(model, words):
 @pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
 def test_latent_attention_is_served_where_it_is_deepseeks(architecture):
     refuse_unserved(arguments("EAGLE", model=latent(architecture)), THRESHOLD)
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_latent_attention_is_served_by_the_one_release_it_was_tried_on(adapter):
-    of_latent_models = [one for one in load_adapter(adapter).unserved if "latent" in one.flag]
-    asked = [one.flag for one in of_latent_models if one.asked(arguments(model=DEEPSEEK))]
-    assert asked == ([] if adapter == "Sglang0514" else ["a model with latent attention (MLA)"])
 
 
 def test_a_multimodal_model_is_served_as_a_text_model():
