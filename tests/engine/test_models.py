@@ -33,7 +33,8 @@ def register():
 
     ModelRunner.load_model = load_into_nans
 """
-# Says what is drafted from which prefix: request, length, tokens. A true draft drafts the same however it came there.
+# Goes on with the above: says what is drafted from which prefix, by request and length. A true draft drafts the same
+# however it came there.
 SAYS_WHAT_IT_DRAFTS = """
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
     draft = EagleDraftWorker.draft
