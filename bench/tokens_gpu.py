@@ -189,6 +189,8 @@ class Runner:
         }
         if plugin is not None:
             arguments |= SPECULATION | {"speculative_draft_model_path": str(args.draft)}
+            if args.draft == args.target:
+                arguments["speculative_algorithm"] = "NEXTN"
         if args.device == "cpu":
             arguments |= {"device": "cpu", "disable_cuda_graph": True, "max_total_tokens": 16384}
         else:
@@ -277,7 +279,9 @@ def main(argv: list[str]) -> int:
         "--variants", type=comma(str), default=["graphs"], metavar="A,B", help=f"{', '.join(VARIANTS)}; default: graphs"
     )
     parser.add_argument("--target", type=Path, default=_MODELS / "target")
-    parser.add_argument("--draft", type=Path, default=_MODELS / "draft")
+    parser.add_argument(
+        "--draft", type=Path, default=_MODELS / "draft", help="EAGLE3; the target once more: its own layer (MTP)"
+    )
     parser.add_argument("--attention-backend", default="triton")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tp-size", type=int, default=1, help="tensor-parallel ranks of every server")

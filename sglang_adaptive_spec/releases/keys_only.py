@@ -60,7 +60,7 @@ def keys_only_backend(kv_pool: Any, req_to_token_pool: Any) -> KeysOnly:
 
 
 def attention_layers(model: Any) -> int:
-    """How many layers of a model write keys and values."""
+    """How many layers of a model write keys and values. With latent attention there are two, one a way to attend."""
     from sglang.srt.layers.radix_attention import RadixAttention
 
     return sum(isinstance(module, RadixAttention) for module in model.modules())

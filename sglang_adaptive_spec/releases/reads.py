@@ -86,6 +86,7 @@ RELIES_ON = (
     "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new",
     f"{RUNNER}._forward_raw",
     f"{RUNNER}._get_attention_backend",
+    "sglang.srt.models.deepseek_v2:DeepseekV2AttentionMLA.dispatch_attn_forward_method",
     f"{_GRAPHS}.__init__",
     f"{_GRAPHS}.can_run_graph",
     f"{_GRAPHS}.execute",

@@ -10,6 +10,8 @@ from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.errors import Refusal
 
 _SERVED_ALGORITHMS = ("EAGLE", "EAGLE3")
+# DeepSeek-V2 and V3, and what goes by their names: DeepSeek-R1, Kimi K2.
+_SERVED_LATENT = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,15 @@ UNSERVED_MODELS = (
     SLIDING_WINDOW,
     Unserved("an encoder-decoder model", lambda a: a.get_model_config().is_encoder_decoder, NOT_PROVEN, _OTHER_MODEL),
     Unserved(
-        "a model with latent attention (MLA)",
-        lambda a: a.get_model_config().attention_arch.name == "MLA",
+        "a model with sparse attention (DSA: DeepSeek-V3.2, GLM-5)",
+        lambda a: _is_sparse(a.get_model_config()),
+        "Which tokens it attends to, and the cache of keys that this is chosen by, have not been proven to survive a "
+        "change of mode.",
+        _OTHER_MODEL,
+    ),
+    Unserved(
+        "a model with latent attention (MLA) other than DeepSeek-V2 and V3",
+        lambda a: _is_other_latent(a.get_model_config()),
         NOT_PROVEN,
         _OTHER_MODEL,
     ),
@@ -138,6 +147,16 @@ REFUSED = (*UNSERVED, *UNSERVED_MODELS, *UNSERVED_WHERE_MODES_MIX, RECURRENT, PL
 def _rope(text_config: Any) -> Any:
     """A model's scaling of rotary positions, wherever its configuration has it."""
     return getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+
+
+def _is_sparse(model_config: Any) -> bool:
+    return getattr(model_config.hf_text_config, "index_topk", None) is not None
+
+
+def _is_other_latent(model_config: Any) -> bool:
+    """Whether a model attends to latent states, and is none of those that it is proven on."""
+    latent = model_config.attention_arch.name == "MLA" and not _is_sparse(model_config)
+    return latent and model_config.hf_config.architectures[0] not in _SERVED_LATENT
 
 
 def refuse_unserved(server_args: Any, settings: Settings, unserved: tuple[Unserved, ...] = UNSERVED) -> None:

@@ -342,8 +342,9 @@ class Sglang0514:
             device=worker.device,
         )
         runner = draft.draft_runner
-        # With one token at a time the last position is all there is.
-        follows_by_keys = attention_layers(runner.model) == 1 and catch_up_tokens > 1
+        # With one token at a time the last position is all there is. A latent state has no key of its own to write.
+        plain_keys = attention_layers(runner.model) == 1 and runner.model_config.attention_arch.name != "MLA"
+        follows_by_keys = plain_keys and catch_up_tokens > 1
         pools = runner.token_to_kv_pool, runner.req_to_token_pool
         keys_only = keys_only_backend(*pools) if follows_by_keys else None
         launch_tokens = self._launch_tokens(runner, logits=keys_only is None)

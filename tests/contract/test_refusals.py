@@ -158,15 +158,12 @@ def test_a_feature_not_yet_proven_is_refused_by_its_flag(probe, eagle3, flags):
     assert "is not served." in refusal
 
 
-# Beside what every tiny configuration says.
+LATENT = dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"), 16)
+# Beside what every tiny configuration says. Sparse attention: see the unit test, SGLang resolves it with CUDA alone.
 MODELS = {
-    "a model with latent attention (MLA)": (
-        "DeepseekV3ForCausalLM",
-        {
-            "model_type": "deepseek_v3",
-            **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "v_head_dim"), 16),
-            **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim"), 16),
-        },
+    "a model with latent attention (MLA) other than DeepSeek-V2 and V3": (
+        "Glm4MoeLiteForCausalLM",
+        {"model_type": "glm4_moe_lite", **LATENT},
     ),
     "a model with sliding-window layers": ("GptOssForCausalLM", {"model_type": "gpt_oss", "head_dim": 16}),
     "a model with multimodal rotary positions": (

@@ -42,7 +42,7 @@ OPTIONAL = _words(
     "layers_to_capture parallel_layout prefill_attention_backend_str"
 )
 # Of a torch or SGLang object whose owner says it in a property of its own.
-PASSED_THROUGH = _words("bs draft_vocab_size features graph max_bs override page_size tp_rank")
+PASSED_THROUGH = _words("architectures bs draft_vocab_size features graph max_bs override page_size tp_rank")
 
 
 def read_names(path: Path) -> Iterator[str]:

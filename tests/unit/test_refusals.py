@@ -31,6 +31,15 @@ OFF = (
 WHERE_MODES_MIX = OFF[-3:]
 
 
+def latent(architecture: str, **more) -> dict:
+    """What SGLang says of a model with latent attention."""
+    return {
+        "attention_arch": SimpleNamespace(name="MLA"),
+        "hf_config": SimpleNamespace(architectures=[architecture]),
+        "hf_text_config": SimpleNamespace(rope_scaling=None, **more),
+    }
+
+
 def arguments(algorithm: str = "EAGLE3", model: dict | None = None, **changed) -> SimpleNamespace:
     values = dict.fromkeys(OFF, False)
     values |= {
@@ -106,7 +115,15 @@ def test_several_features_are_named_in_one_refusal():
         ({"is_multimodal": True}, "a multimodal model"),
         ({"is_hybrid_swa": True}, "a model with sliding-window layers"),
         ({"is_encoder_decoder": True}, "an encoder-decoder model"),
-        ({"attention_arch": SimpleNamespace(name="MLA")}, "a model with latent attention (MLA)"),
+        (latent("LongcatFlashForCausalLM"), "a model with latent attention (MLA) other than DeepSeek-V2 and V3"),
+        (
+            latent("DeepseekV32ForCausalLM", index_topk=2048),
+            "a model with sparse attention (DSA: DeepSeek-V3.2, GLM-5) is not served",
+        ),
+        (
+            latent("DeepseekV3ForCausalLM", index_topk=2048),
+            "a model with sparse attention (DSA: DeepSeek-V3.2, GLM-5) is not served",
+        ),
         (
             {"hf_text_config": SimpleNamespace(rope_scaling={"mrope_section": [8, 4, 4]})},
             "a model with multimodal rotary positions",
@@ -120,6 +137,11 @@ def test_several_features_are_named_in_one_refusal():
 )
 def test_a_kind_of_model_not_yet_proven_is_refused(model, words):
     assert words in refusal_of(arguments(model=model)).what
+
+
+@pytest.mark.parametrize("architecture", ["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"])
+def test_latent_attention_is_served_where_it_is_deepseeks(architecture):
+    refuse_unserved(arguments("EAGLE", model=latent(architecture)), THRESHOLD)
 
 
 def test_a_multimodal_model_is_served_as_a_text_model():

@@ -61,11 +61,18 @@ class ReferenceBackend(AttentionBackend):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """q: [tokens, heads * head_dim]; k, v: [tokens, kv_heads, head_dim] -> [tokens, heads * value_dim]."""
+        """q: [tokens, heads * head_dim]; k, v: [tokens, kv_heads, head_dim] -> [tokens, heads * value_dim].
+
+        With latent attention (MLA), a token's key is its latent state and a rotary part, all heads share it, and its
+        value is the first part of it: the pool gives both. The exception is a prompt from its beginning on: its model
+        writes the pool itself, and hands over keys and values of every head, worked out from what it wrote.
+        """
         _refuse_what_is_not_implemented(layer, kwargs)
-        if save_kv_cache and k is not None:
-            self._kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
         query = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
+        if k is not None and not save_kv_cache:
+            return attend(query, k, v, _among_themselves(forward_batch), layer.scaling)
+        if k is not None:
+            self._kv_pool.set_kv_buffer(layer, forward_batch.out_cache_loc, k, v)
         keys = self._kv_pool.get_key_buffer(layer.layer_id)
         values = self._kv_pool.get_value_buffer(layer.layer_id)
         return attend(query, keys, values, self.forward_metadata, layer.scaling)
@@ -121,6 +128,12 @@ class MultiStepDraftBackend:
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """See `ReferenceBackend`."""
+
+
+def _among_themselves(batch: "ForwardBatch") -> planning.Plan:
+    if batch.forward_mode.is_decode_or_idle() or any(batch.extend_prefix_lens_cpu):
+        raise NotImplementedError("the CPU engine knows no keys behind a prefix but those in the pool")
+    return planning.plan_new_tokens(batch.extend_seq_lens)
 
 
 def _refuse_what_is_not_implemented(layer: "RadixAttention", kwargs: dict[str, Any]) -> None:

@@ -64,6 +64,20 @@ def plan_extend(
     ]
 
 
+def plan_new_tokens(extend_lens: torch.Tensor) -> Plan:
+    """The new tokens of each request among themselves, where they lie one after another in memory.
+
+    Args:
+        extend_lens: [bs], new tokens.
+    """
+    plan, start = [], 0
+    for num_queries in extend_lens.tolist():
+        places = torch.arange(start, start + num_queries)
+        plan.append(Sequences(places[None], (places <= places[:, None])[None]))
+        start += num_queries
+    return plan
+
+
 def plan_verify(
     req_to_token: torch.Tensor,
     rows: torch.Tensor,
