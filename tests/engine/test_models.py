@@ -12,7 +12,7 @@ import torch
 from sglang_cpu_engine import random_models
 
 from tests.engine.saboteur import install
-from tests.engine.serving import CHAIN, TREE, Server, serve
+from tests.engine.serving import CHAIN, CHAINS_ONLY, TREE, Server, serve
 
 pytestmark = pytest.mark.engine
 
@@ -98,7 +98,7 @@ def deepseek_v3_with_mtp(folder: Path) -> list[str]:
 def deepseek_v2_with_eagle3(folder: Path) -> list[str]:
     target = random_models.write_deepseek_v2_target(folder / "target")
     draft = random_models.write_eagle3_draft(folder / "draft")
-    layout = [*TREE, "--page-size=16", "--attention-backend=triton"]
+    layout = [*(CHAIN if CHAINS_ONLY else TREE), "--page-size=16", "--attention-backend=triton"]
     arguments = [f"--model-path={target}", "--speculative-algorithm=EAGLE3", f"--speculative-draft-model-path={draft}"]
     return [*arguments, *layout]
 
