@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
@@ -289,21 +289,17 @@ class SwitchBound(HttpBound):
 
 HOOKED_STEPS = ("policy-spec", "spec-step", "plain-step", "auto-spec-step", "auto-plain-step", "policy-plain")
 
+
+def _one_mode_for_ever(group: str, backends: tuple[str, ...], release: str) -> tuple[Bound, Bound]:
+    plain = Bound(group, "ours-plain", "base", 0.97, backends, (8, 64, 256), release=release)
+    return plain, replace(plain, mode="ours-spec", reference="spec", least=0.99, by_step=True, accept_length=2.5)
+
+
 BOUNDS: tuple[AnyBound, ...] = (
-    # A: the main job.
-    Bound("A", "ours-plain", "base", 0.97, ("fa3", "triton"), (8, 64, 256)),
-    Bound("A", "ours-spec", "spec", 0.99, ("fa3", "triton"), (8, 64, 256), by_step=True, accept_length=2.5),
-    # E: the same on other releases.
-    *(
-        bound
-        for release in ("0.5.17", "0.5.23")
-        for bound in (
-            Bound("E", "ours-plain", "base", 0.97, ("fa3",), (8, 64, 256), release=release),
-            Bound(
-                "E", "ours-spec", "spec", 0.99, ("fa3",), (8, 64, 256), by_step=True, accept_length=2.5, release=release
-            ),
-        )
-    ),
+    # A: the main job. E: the same on other releases.
+    *_one_mode_for_ever("A", ("fa3", "triton"), RELEASE),
+    *_one_mode_for_ever("E", ("fa3",), "0.5.17"),
+    *_one_mode_for_ever("E", ("fa3",), "0.5.23"),
     # B: the draft stays true across plain phases.
     Bound("B", "ours-threshold", "base", 0.975, ("fa3",), (64, 256)),
     # At one request the threshold of one request leaves it speculative.

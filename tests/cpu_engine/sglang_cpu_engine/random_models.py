@@ -6,6 +6,7 @@ draft that knows nothing is right now and then, above all with several branches.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,13 @@ def write_target(directory: Path, shape: Shape = Shape(), seed: int = 0) -> Path
     """
     make = _Maker(seed)
     h = shape.hidden_size
-    weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
-    for layer in range(shape.num_layers):
-        weights |= make.decoder_layer(f"model.layers.{layer}", shape, attention_input=h)
-        weights[f"model.layers.{layer}.input_layernorm.weight"] = torch.ones(h)
-    weights["model.norm.weight"] = torch.ones(h)
-    weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
-    return _write(directory, _config(shape, "LlamaForCausalLM", shape.num_layers), weights)
+
+    def layer(number: int) -> Weights:
+        prefix = f"model.layers.{number}"
+        norm = {f"{prefix}.input_layernorm.weight": torch.ones(h)}
+        return make.decoder_layer(prefix, shape, attention_input=h) | norm
+
+    return _write(directory, _config(shape, "LlamaForCausalLM", shape.num_layers), make.target(shape, layer))
 
 
 def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 3, experts: int = 4) -> Path:
@@ -58,10 +59,10 @@ def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 
     """
     make = _Maker(seed)
     h, m = shape.hidden_size, shape.intermediate_size // 2
-    weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
-    for layer in range(shape.num_layers):
-        prefix = f"model.layers.{layer}"
-        weights |= make.decoder_layer(prefix, shape, attention_input=h)
+
+    def layer(number: int) -> Weights:
+        prefix = f"model.layers.{number}"
+        weights = make.decoder_layer(prefix, shape, attention_input=h)
         weights[f"{prefix}.input_layernorm.weight"] = torch.ones(h)
         for name in ("q_norm", "k_norm"):
             # Far from one, so that it shows if a path leaves them out.
@@ -70,11 +71,9 @@ def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 
             del weights[f"{prefix}.mlp.{name}.weight"]
         weights[f"{prefix}.mlp.gate.weight"] = make(experts, h)
         for expert in range(experts):
-            weights[f"{prefix}.mlp.experts.{expert}.gate_proj.weight"] = make(m, h)
-            weights[f"{prefix}.mlp.experts.{expert}.up_proj.weight"] = make(m, h)
-            weights[f"{prefix}.mlp.experts.{expert}.down_proj.weight"] = make(h, m)
-    weights["model.norm.weight"] = torch.ones(h)
-    weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
+            weights |= make.mlp(f"{prefix}.mlp.experts.{expert}", h, m)
+        return weights
+
     config = _config(shape, "Qwen3MoeForCausalLM", shape.num_layers) | {
         "model_type": "qwen3_moe",
         "head_dim": shape.head_dim,
@@ -86,7 +85,7 @@ def write_qwen3_moe_target(directory: Path, shape: Shape = Shape(), seed: int = 
         "norm_topk_prob": True,
         "attention_bias": False,
     }
-    return _write(directory, config, weights)
+    return _write(directory, config, make.target(shape, layer))
 
 
 @dataclass(frozen=True)
@@ -152,13 +151,10 @@ def write_deepseek_v3(
 
 
 def _deepseek_target(make: "_Maker", shape: Shape, latent: LatentShape) -> Weights:
-    h = shape.hidden_size
-    weights: Weights = {"model.embed_tokens.weight": make(shape.vocab_size, h, scale=1.0)}
-    for layer in range(shape.num_layers):
-        weights |= make.latent_layer(f"model.layers.{layer}", shape, latent, dense=layer < latent.dense_layers)
-    weights["model.norm.weight"] = torch.ones(h)
-    weights["lm_head.weight"] = make(shape.vocab_size, h, scale=4 * h**-0.5)
-    return weights
+    def layer(number: int) -> Weights:
+        return make.latent_layer(f"model.layers.{number}", shape, latent, dense=number < latent.dense_layers)
+
+    return make.target(shape, layer)
 
 
 def _deepseek_config(shape: Shape, latent: LatentShape) -> dict[str, Any]:
@@ -231,6 +227,16 @@ class _Maker:
         values = torch.randn(rows, columns, generator=self._generator)
         return values * (columns**-0.5 if scale is None else scale)
 
+    def target(self, shape: Shape, layer: Callable[[int], Weights]) -> Weights:
+        """A whole target, given what makes a layer."""
+        h = shape.hidden_size
+        weights: Weights = {"model.embed_tokens.weight": self(shape.vocab_size, h, scale=1.0)}
+        for number in range(shape.num_layers):
+            weights |= layer(number)
+        weights["model.norm.weight"] = torch.ones(h)
+        weights["lm_head.weight"] = self(shape.vocab_size, h, scale=4 * h**-0.5)
+        return weights
+
     def decoder_layer(self, prefix: str, shape: Shape, attention_input: int) -> Weights:
         h, m = shape.hidden_size, shape.intermediate_size
         kv = shape.num_kv_heads * shape.head_dim
@@ -240,9 +246,7 @@ class _Maker:
             f"{prefix}.self_attn.k_proj.weight": self(kv, attention_input),
             f"{prefix}.self_attn.v_proj.weight": self(kv, attention_input),
             f"{prefix}.self_attn.o_proj.weight": self(h, h),
-            f"{prefix}.mlp.gate_proj.weight": self(m, h),
-            f"{prefix}.mlp.up_proj.weight": self(m, h),
-            f"{prefix}.mlp.down_proj.weight": self(h, m),
+            **self.mlp(f"{prefix}.mlp", h, m),
             f"{prefix}.post_attention_layernorm.weight": torch.ones(h),
         }
 
@@ -268,18 +272,18 @@ class _Maker:
             weights[f"{prefix}.self_attn.q_a_layernorm.weight"] = 1.5 + self(1, query_rank, scale=0.3)[0]
             weights[f"{prefix}.self_attn.q_b_proj.weight"] = self(query_dim, query_rank, scale=2 * query_rank**-0.5)
         if dense:
-            return weights | self._small_mlp(f"{prefix}.mlp", h, m)
+            return weights | self.mlp(f"{prefix}.mlp", h, m, _LAYER_SCALE)
         weights[f"{prefix}.mlp.gate.weight"] = self(latent.experts, h)
         weights[f"{prefix}.mlp.gate.e_score_correction_bias"] = self(1, latent.experts, scale=0.1)[0]
         for name in ("shared_experts", *(f"experts.{expert}" for expert in range(latent.experts))):
-            weights |= self._small_mlp(f"{prefix}.mlp.{name}", h, m // 2)
+            weights |= self.mlp(f"{prefix}.mlp.{name}", h, m // 2, _LAYER_SCALE)
         return weights
 
-    def _small_mlp(self, prefix: str, h: int, m: int) -> Weights:
+    def mlp(self, prefix: str, h: int, m: int, output_scale: float = 1.0) -> Weights:
         return {
             f"{prefix}.gate_proj.weight": self(m, h),
             f"{prefix}.up_proj.weight": self(m, h),
-            f"{prefix}.down_proj.weight": self(h, m, scale=_LAYER_SCALE * m**-0.5),
+            f"{prefix}.down_proj.weight": self(h, m, scale=output_scale * m**-0.5),
         }
 
 
