@@ -49,7 +49,8 @@ from bench.server import (
 )
 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
-THRESHOLD = 8
+THRESHOLD = 12
+"""At start, and the highest later: a server captures speculative graphs up to the first, and refuses one above them."""
 HANG_UP_SHARE = 1 / 8
 SAMPLES = 60
 WARM_UP_SHARE = 0.2
@@ -134,15 +135,9 @@ class Soak:
     async def _flip(self, end: float, flip_seconds: float) -> None:
         while time.monotonic() < end:
             await asyncio.sleep(flip_seconds * self._draw.uniform(0.5, 1.5))
-            await self.use(**self._any_policy())
+            await self.use(**any_policy(self._draw))
             self.seen.flips += 1
         await self.use(disable_batch_threshold=THRESHOLD)
-
-    def _any_policy(self) -> dict[str, Any]:
-        kind = self._draw.choice(("spec", "plain", "alternate", "threshold"))
-        if kind == "alternate":
-            return {"policy": kind, "alternate_period_steps": self._draw.randint(1, 12)}
-        return {"policy": kind} if kind != "threshold" else {"disable_batch_threshold": self._draw.randint(2, 12)}
 
     async def use(self, **settings: Any) -> None:
         """Put other settings in charge.
@@ -176,6 +171,14 @@ class Soak:
             await asyncio.sleep(0.1)
         loads = (await self._client.get("/v1/loads")).raise_for_status().json()["loads"]
         return sum(int(load["num_used_tokens"]) for load in loads)
+
+
+def any_policy(draw: random.Random) -> dict[str, Any]:
+    """Settings that another policy decides by."""
+    kind = draw.choice(("spec", "plain", "alternate", "threshold"))
+    if kind == "alternate":
+        return {"policy": kind, "alternate_period_steps": draw.randint(1, 12)}
+    return {"policy": kind} if kind != "threshold" else {"disable_batch_threshold": draw.randint(2, THRESHOLD)}
 
 
 def _resident_gib(process: psutil.Process) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
-from bench.soak import MOST_GROWTH, Seen, complaints, outcomes
+from bench.soak import MOST_GROWTH, THRESHOLD, Seen, any_policy, complaints, outcomes
 
 STATE = {"steps": {"spec": 900, "plain": 800}, "switches": 40, "faults": 0, "faults_by_kind": {}}
 
@@ -50,6 +51,13 @@ def test_in_bf16_a_few_answers_may_differ():
     assert "50 answers differ" in complaints(few, STATE, used_tokens=0, on_gpu=False)[0]
     many = seen(wrong=[(3, 17)] * 51)
     assert "51 answers differ" in complaints(many, STATE, used_tokens=0, on_gpu=True)[0]
+
+
+def test_no_policy_asks_for_more_than_the_speculative_graphs_hold():
+    drawn = [any_policy(random.Random(seed)) for seed in range(200)]
+    thresholds = {settings["disable_batch_threshold"] for settings in drawn if "policy" not in settings}
+    assert max(thresholds) == THRESHOLD
+    assert {settings.get("policy") for settings in drawn} == {"spec", "plain", "alternate", None}
 
 
 def test_pytests_outcomes_are_kept(tmp_path: Path):
