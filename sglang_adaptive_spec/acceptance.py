@@ -10,8 +10,10 @@ _ALERT_REQUESTS, _ALERT_STEPS = 32, 4
 _ALERT_DEVIANCE = 4.0**2
 """Standard deviations, squared."""
 _ALERT_LEAST_REQUESTS = 12
-_PRIOR_VARIANCE, _LEAST_VARIANCE, _VARIANCE_GROWTH = 1.5, 0.1, 2.0
-_GUESS_REQUESTS = 8
+_PRIOR_DISPERSION, _LEAST_DISPERSION, _DISPERSION_GROWTH = 0.7, 0.05, 2.0
+_LEAST_BOUND = 0.1
+"""Of the variance: a mean at its limit is one of few verifies, and knows less than it would say."""
+_GUESS_REQUESTS = 32
 _AGING_STEPS = 64
 """Steps without a verify after which half of what was known counts as forgotten."""
 
@@ -31,13 +33,13 @@ class _Average:
         self._request_rate, self._step_rate = 1 / memory_requests, 1 / memory_steps
         self.requests = self.tokens = self.squares = 0.0
 
-    def rate(self, requests: int) -> float:
-        """The share of what is known that so many verified requests replace."""
+    def share(self, requests: float) -> float:
+        """Of what is known, what so many verified requests replace."""
         share = requests * self._request_rate
         return share if share < self._step_rate else self._step_rate  # no min(): 0.1 us, thrice a step
 
-    def note(self, requests: int, tokens: int) -> None:
-        keep = 1 - self.rate(requests)
+    def note(self, requests: int, tokens: int, share: float) -> None:
+        keep = 1 - share
         self.requests = self.requests * keep + requests
         self.tokens = self.tokens * keep + tokens
         self.squares = self.squares * keep * keep + requests
@@ -58,6 +60,10 @@ class AcceptLength:
     A second, faster average runs beside it. Where the two differ by more than chance explains, the workload has
     changed, and the fast one takes over: a collapse shows within some 30 verified requests instead of 256.
 
+    A batch's requests may have their luck in common, as where SGLang simulates acceptance: one draw for all of them.
+    What they then say together is as much less as their means vary more than those of so many single ones could,
+    and the average remembers as much longer.
+
     Args:
         most: Tokens that one verify step can give a request at most.
     """
@@ -66,11 +72,13 @@ class AcceptLength:
         self._most = most
         self._average = _Average(_MEMORY_REQUESTS, _MEMORY_STEPS)
         self._alert = _Average(_ALERT_REQUESTS, _ALERT_STEPS)
-        self._variance = _PRIOR_VARIANCE
+        # The variance of one request's verify, as a share of the most that it can be (see _bound): the mean may
+        # change with the workload, this less so. What a batch's requests have in common counts as theirs.
+        self._dispersion = _PRIOR_DISPERSION
         self.mean: float | None = None
         """Tokens a request and verify step, at least 1; None before the first verify."""
-        self.verified_requests = 0
-        """Requests verified in all."""
+        self.verified_requests = 0.0
+        """Requests verified in all; those of one batch count as fewer the more they have in common."""
 
     @property
     def deviation(self) -> float:
@@ -78,37 +86,42 @@ class AcceptLength:
         average = self._average
         if self.mean is None:
             return math.inf
-        # No variance exceeds this (Bhatia and Davis, 2000); the one observed is still that of an earlier workload.
-        bound = max((self.mean - 1) * (self._most - self.mean), _LEAST_VARIANCE)
-        return math.sqrt(min(self._variance, bound) * average.squares) / average.requests
+        return math.sqrt(self._dispersion * self._bound(self.mean) * average.squares) / average.requests
 
     @property
     def relative_deviation(self) -> float:
         """The standard error as a share of the mean; 0 before the first verify."""
         return self.deviation / self.mean if self.mean else 0.0
 
+    def _bound(self, mean: float) -> float:
+        """No variance exceeds this, with values from 1 to the most (Bhatia and Davis, 2000)."""
+        bound = (mean - 1) * (self._most - mean)
+        return bound if bound > _LEAST_BOUND else _LEAST_BOUND
+
     def note(self, requests: int, tokens: int) -> None:
         """Take one processed verify step; one that can't be (fewer tokens than requests) is left out."""
         if requests < 1 or tokens < requests:
             return
-        self.verified_requests += requests
-        average, alert = self._average, self._alert
+        average, alert, dispersion = self._average, self._alert, self._dispersion
+        alone = requests / dispersion if dispersion > 1.0 else float(requests)
+        share = average.share(alone)
+        self.verified_requests += alone
         if self.mean is not None:
             off = tokens - requests * self.mean
-            # Of one request's verify: what a batch's requests have in common counts as theirs. Bounded, or the
-            # variance would grow with the very change that it is there to tell from chance.
-            variance, shown = self._variance, off * off / requests
-            if shown > _VARIANCE_GROWTH * variance:
-                shown = _VARIANCE_GROWTH * variance
-            variance += (shown - variance) * average.rate(requests)
-            self._variance = variance if variance > _LEAST_VARIANCE else _LEAST_VARIANCE
-        average.note(requests, tokens)
-        alert.note(requests, tokens)
+            # Bounded, or it would grow with the very change that it is there to tell from chance.
+            shown = off * off / (requests * self._bound(self.mean))
+            if shown > _DISPERSION_GROWTH * dispersion:
+                shown = _DISPERSION_GROWTH * dispersion
+            dispersion += (shown - dispersion) * share
+            self._dispersion = dispersion if dispersion > _LEAST_DISPERSION else _LEAST_DISPERSION
+        average.note(requests, tokens, share)
+        alert.note(requests, tokens, alert.share(requests))
         mean = average.tokens / average.requests
-        off = alert.tokens - alert.requests * mean
-        if alert.requests >= _ALERT_LEAST_REQUESTS and off * off > _ALERT_DEVIANCE * self._variance * alert.squares:
-            average.take_over(alert)
-            mean = average.tokens / average.requests
+        if alert.requests >= _ALERT_LEAST_REQUESTS:
+            off = alert.tokens - alert.requests * mean
+            if off * off > _ALERT_DEVIANCE * self._dispersion * self._bound(mean) * alert.squares:
+                average.take_over(alert)
+                mean = average.tokens / average.requests
         self.mean = mean
 
     def age(self, steps: int) -> None:
@@ -118,6 +131,7 @@ class AcceptLength:
 
     def doubt(self) -> None:
         """Keep little more than a first guess: what comes next is to decide."""
-        if self._average.requests > _GUESS_REQUESTS:
-            self._average.fade(_GUESS_REQUESTS / self._average.requests)
+        guess = _GUESS_REQUESTS * max(self._dispersion, 1.0)
+        if self._average.requests > guess:
+            self._average.fade(guess / self._average.requests)
         self._alert.fade(0.0)

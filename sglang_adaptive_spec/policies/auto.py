@@ -26,7 +26,7 @@ _SWITCH_MOST_STEPS = 16.0
 _SWITCHES_KEPT = 5
 
 # Probes: steps, and verified requests that are enough however close it is. Results come a step late.
-_LEAST_PROBE_STEPS, _MOST_PROBE_STEPS, _ENOUGH_PROBE_REQUESTS = 4, 32, 64
+_LEAST_PROBE_STEPS, _MOST_PROBE_STEPS, _ENOUGH_PROBE_REQUESTS = 4, 32, 128
 _PROBE_SIGMAS = 2.0
 _SURE_DOUBT = 0.04
 """Doubt about a step time that needs no probe."""
@@ -81,7 +81,7 @@ class _Probe:
     """
 
     mode: Mode
-    verified_requests: int
+    verified_requests: float
     version: int
     unlikely: bool
 

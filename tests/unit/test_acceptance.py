@@ -4,7 +4,7 @@ from statistics import pstdev
 import pytest
 
 from sglang_adaptive_spec.acceptance import AcceptLength
-from tests.unit.traces import accepted, probability
+from tests.unit.traces import accepted, accepted_alike, probability
 
 
 def fed(
@@ -40,6 +40,20 @@ def test_the_mean_is_near_and_the_deviation_honest(requests, accept_length):
     errors = [average.mean - accept_length for average in averages]
     claimed = sum(average.deviation for average in averages) / len(averages)
     assert max(map(abs, errors)) < 0.25
+    assert 0.5 * pstdev(errors) < claimed < 3 * pstdev(errors)
+
+
+@pytest.mark.parametrize("requests", [4, 16, 64, 256])
+@pytest.mark.parametrize("accept_length", [1.6, 2.5])
+def test_a_batch_accepted_alike_says_as_much_as_one_request(requests, accept_length):
+    averages = [AcceptLength(4) for _ in range(30)]
+    for seed, average in enumerate(averages):
+        rng = random.Random(seed)
+        for _ in range(400):
+            average.note(requests, accepted_alike(rng, accept_length, requests))
+    errors = [average.mean - accept_length for average in averages]
+    claimed = sum(average.deviation for average in averages) / len(averages)
+    assert pstdev(errors) < 0.08
     assert 0.5 * pstdev(errors) < claimed < 3 * pstdev(errors)
 
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,8 @@ STARTS = {
 }
 
 
-def up_and_down(*requests: int, seconds: float, accept_length: float = 2.5, prefill_share: float = 0.05) -> list[Load]:
-    return [Load(seconds, n, accept_length, prefill_share=prefill_share) for n in (*requests, *requests[-2::-1])]
+def up_and_down(*requests: int, seconds: float, accept_length: float = 2.5, **kinds: Any) -> list[Load]:
+    return [Load(seconds, n, accept_length, **kinds) for n in (*requests, *requests[-2::-1])]
 
 
 def noisy(mean: int, deviation: float, *, seconds: float, each_seconds: float) -> list[Load]:
@@ -96,6 +97,12 @@ TRACES = {
     "ramp": Trace("fa3", up_and_down(*RAMP, seconds=5)),
     "ramp-triton": Trace("triton", up_and_down(*RAMP, seconds=5), 2),
     "ramp-low-acceptance": Trace("fa3", up_and_down(*RAMP, seconds=5, accept_length=1.6)),
+    "ramp-low-acceptance-alike": Trace(
+        "fa3", up_and_down(*RAMP, seconds=5, accept_length=1.6, alike=True), ends_right=False
+    ),
+    "steady-48-alike": Trace("fa3", [Load(30, 48, 1.6, alike=True)], 3),
+    "steady-64-alike": Trace("fa3", [Load(30, 64, 1.6, alike=True)], 4),
+    "steady-256-alike": Trace("fa3", [Load(60, 256, 2.5, alike=True)], 4),
     "ramp-fine": Trace("triton", up_and_down(*range(1, 257, 3), seconds=0.3), 6, ends_right=False),
     "bursts": Trace("triton", [Load(8, 4), Load(2, 250)] * 5),
     "bursts-of-64": Trace("triton", [Load(0.02, 32), Load(0.8, 64)] * 30, ends_right=False),

@@ -98,6 +98,7 @@ class Load:
         accept_length: Mean tokens that a verify step gives one of them.
         context_tokens: Their mean length.
         prefill_share: Of the steps, how many can't be timed, since a prefill is launched before or behind them.
+        alike: Whether all requests of a step are accepted alike, as where SGLang simulates acceptance.
     """
 
     seconds: float
@@ -105,6 +106,7 @@ class Load:
     accept_length: float = 2.5
     context_tokens: int = BENCH_CONTEXT_TOKENS
     prefill_share: float = 0.05
+    alike: bool = False
 
 
 @dataclass
@@ -161,6 +163,12 @@ def accepted(rng: random.Random, chance: float, requests: int) -> int:
                 break
             tokens += 1
     return tokens
+
+
+def accepted_alike(rng: random.Random, accept_length: float, requests: int) -> int:
+    """Tokens of one verify step by SGLang's way to simulate acceptance: one whole number for all requests."""
+    whole = int(accept_length)
+    return requests * (whole + (rng.random() < accept_length - whole))
 
 
 def seeded_costs(
@@ -229,7 +237,11 @@ def serve(
             if results:
                 relay.verified(*results.popleft())
             if mode is Mode.SPEC:
-                results.append((load.requests, accepted(rng, chance, load.requests)))
+                if load.alike:
+                    tokens = accepted_alike(rng, load.accept_length, load.requests)
+                else:
+                    tokens = accepted(rng, chance, load.requests)
+                results.append((load.requests, tokens))
             if before is not None and rng.random() > load.prefill_share:
                 seconds = clock(step, ms * 1e-3)
                 relay.timed(StepTime(mode, load.requests, seconds, before, step, load.context_tokens))
