@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.order import groups
 from bench.results import Results
 
 RATIOS: tuple[tuple[str, str, bool], ...] = (
@@ -36,11 +37,6 @@ def markdown(results: Results) -> str:
             when = "".join(f", {k} {row[k] + 1}" for k in ("round", "pass") if row.get(k))
             lines.append(f"- {where}{when}: {row['error']}")
     return "\n".join(lines) + "\n"
-
-
-def groups(modes: list[str], at_once: int) -> list[list[str]]:
-    """The modes of a sweep whose servers take turns."""
-    return [modes[first : first + at_once] for first in range(0, len(modes), at_once)]
 
 
 def measured_on(results: Results) -> str:

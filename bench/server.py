@@ -36,17 +36,17 @@ def cuda_device_present() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def free_port() -> int:
-    """A free port below the range from which the system hands out ports, and below 55536.
+def free_port(among: range = range(20_000, 32_000)) -> int:
+    """A free port; by default below the range from which the system hands out ports, and below 55536.
 
     SGLang takes `port + 10000` for a second server, which must be a port too.
     """
     # Not the shared generator: who seeds that (Hypothesis does) would get the same port again and again.
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+    for port in random.SystemRandom().sample(among, len(among)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise ServerError("No free port between 20000 and 32000.")
+    raise ServerError(f"No free port from {among.start} to {among.stop - 1}.")
 
 
 def server_arguments(
