@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer as HttpServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +22,7 @@ from bench import check, models
 from bench.bounds import RampBound, ServeBound, SwitchBound
 from bench.ramp import report
 from bench.ramp.__main__ import PHASES, parse, ramp_modes
-from bench.ramp.client import Answer, Moment, Recording, Switch, warm_up
+from bench.ramp.client import Answer, Moment, Recording, Switch, Watcher, warm_up
 from bench.ramp.outcome import complaints, seconds, summary
 from bench.ramp.trace import Phase, Request, arrivals, boundaries, make_trace, parse_phases
 from bench.results import Results, append_row
@@ -248,3 +253,38 @@ def test_the_warm_up_goes_through_every_power_of_two(monkeypatch: pytest.MonkeyP
     warm_up("http://server", most_requests=24, input_tokens=8, vocab=100)
     assert [len(burst) for burst in sent] == [1, 2, 4, 8, 16, 24, 1]
     assert sent[-1][0] > sent[0][0], "the last one is alone for longer"
+
+
+def test_what_a_server_did_before_the_trace_is_no_switch_of_it() -> None:
+    # It counts from a second before its first arrival, and the pass before ended a tenth of one before that.
+    now, start = time.time(), time.perf_counter() - 1.0
+    switches = [switched(step=40, at=now - 60, to="plain"), switched(step=50, at=now - 0.1, to="spec")]
+    plugin = {"mode": "spec", "steps": {"plain": 10, "spec": 40}, "switches": 2, "last_switches": switches}
+    load = {"num_running_reqs": 0, "num_waiting_reqs": 0}
+
+    async def info(_: web.Request) -> web.Response:
+        return web.json_response({"internal_states": [{"adaptive_spec": plugin}]})
+
+    async def loads(_: web.Request) -> web.Response:
+        return web.json_response({"loads": [load]})
+
+    async def watch() -> Watcher:
+        app = web.Application()
+        app.add_routes([web.get("/server_info", info), web.get("/v1/loads", loads)])
+        async with HttpServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+            watcher = Watcher(session, start)
+            await watcher.poll()
+            for later in (switched(step=55, at=now + 0.2, to="plain"), switched(step=70, at=now + 0.5, to="spec")):
+                switches.append(later)
+                await watcher.poll()
+            return watcher
+
+    watcher = asyncio.run(watch())
+    assert [(switch.before, switch.after) for switch in watcher.switches] == [("spec", "plain"), ("plain", "spec")]
+    assert [round(switch.at_s - 1.0, 1) for switch in watcher.switches] == [0.2, 0.5]
+    assert len(watcher.moments) == 3
+
+
+def switched(step: int, at: float, to: str) -> dict[str, Any]:
+    before = Mode(to).other.value
+    return {"step": step, "at_seconds": at, "from": before, "to": to, "reason": "load", "running_requests": 3}
