@@ -177,8 +177,10 @@ def test_failed_requests_are_told() -> None:
     assert complaints([failed, failed, *RECORDING.answers]) == ["2 requests: ConnectionError: gone"]
 
 
-def rows_of(mode: str, tokens: int, latency: float, switches: int = 0, backend: str = "fa3") -> list[dict[str, Any]]:
-    labels = {"mode": mode, "backend": backend, "round": 0}
+def rows_of(
+    mode: str, tokens: int, latency: float, switches: int = 0, backend: str = "fa3", pass_number: int = 0
+) -> list[dict[str, Any]]:
+    labels = {"mode": mode, "backend": backend, "round": 0, "pass": pass_number}
     row = summary(RECORDING, PHASES_OF_TWO) | {"window_tokens": tokens, "most_switches_a_phase": switches}
     row["latency_ms"] = row["latency_ms"] | {"mean": latency}
     series = [{"kind": "second", **labels, **second} for second in seconds(RECORDING, PHASES_OF_TWO)]
@@ -207,6 +209,37 @@ def test_bounds(bound: Any, results: Results, word: str) -> None:
     assert [verdict.word for verdict in check.judge([bound], [results])] == [word]
 
 
+def passes(*of_auto: tuple[int, float, int]) -> Results:
+    """Tokens, latency and switches of the policy in each pass."""
+    rows = [HEADER]
+    for number, (tokens, latency, switches) in enumerate(of_auto):
+        rows += rows_of("base", 100, 50, pass_number=number) + rows_of("spec", 90, 40, pass_number=number)
+        rows += rows_of("ours-auto", tokens, latency, switches, pass_number=number)
+    return Results(rows, "ramp.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("bound", "results", "word", "text"),
+    [
+        (
+            RampBound("D", "ours-auto", ("fa3",), 0.97),
+            passes((98, 41, 0), (99, 41, 0)),
+            "ok",
+            "0.9850 (0.9800 to 0.9900",
+        ),
+        # With the other pass alone it would not be met.
+        (RampBound("D", "ours-auto", ("fa3",), 0.97), passes((96, 41, 0), (99, 41, 0)), "UNSETTLED", "2 repeats"),
+        # Of the switches the most, in whichever pass.
+        (SwitchBound("D", "ours-auto", ("fa3",), 1), passes((98, 41, 1), (98, 41, 0)), "ok", "1.00 switches (1.00 to"),
+        (SwitchBound("D", "ours-auto", ("fa3",), 1), passes((98, 41, 0), (98, 41, 2)), "MISSED", "2.00, 2 repeats)"),
+    ],
+)
+def test_bounds_over_several_passes(bound: Any, results: Results, word: str, text: str) -> None:
+    [verdict] = check.judge([bound], [results])
+    assert verdict.word == word
+    assert text in str(verdict.figure)
+
+
 def test_serving_bound() -> None:
     def measured(mode: str, *rates: float) -> dict[str, Any]:
         runs = [{"output_tokens_per_s": rate} for rate in rates]
@@ -230,6 +263,28 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "It kept up." in table
     assert "- spec: it broke" in table
     assert (tmp_path / "r.png").stat().st_size > 10_000
+
+
+def test_report_of_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = passes((98, 41000, 1), (90, 43000, 3)).rows
+    rows[0] = HEADER | {"settings": HEADER["settings"] | {"modes": ["base", "spec", "ours-auto"], "servers_at_once": 3}}
+    late = next(row for row in rows if row["kind"] == "measurement" and row["mode"] == "spec")
+    late["sent_late_ms"] = {"mean": 1, "p50": 1, "p99": 250}
+    rows.append({"kind": "error", "mode": "spec", "round": 0, "pass": 2, "error": "it broke"})
+    results = Results(rows)
+    table = report.markdown(results)
+    [line] = [line for line in table.splitlines() if line.startswith("| ours-auto")]
+    assert line.startswith("| ours-auto | 94 | 350 / 500 / 500 |")
+    assert "| 42.00 / " in line
+    assert line.endswith("| 50% | 3 (3) | 0 | 2 |")
+    assert "spec 250, " in table
+    assert "did not keep up" in table
+    assert "- spec, pass 3: it broke" in table
+    assert "Measured in turns, one group of servers after the other: base, spec, ours-auto." in table
+    # The plot's curves are those of one pass, and so are its vertical lines.
+    rows.append({"kind": "switch", "mode": "ours-auto", "round": 0, "pass": 1, "at_s": 2.5, "after": "plain"})
+    for kind, of_first in (("second", 5), ("switch", 0)):
+        assert len(report._of_first_run(Results(rows), kind, "ours-auto")) == of_first
 
 
 def test_each_token_of_dummy_weights_has_a_word(tmp_path: Path) -> None:
