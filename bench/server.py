@@ -94,10 +94,17 @@ def server_environment(base: Mapping[str, str], with_plugin: bool, on_gpu: bool)
 class Server:
     """One `sglang.launch_server`, alive inside a `with` block and not a moment longer."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        port: int | None = None,
+    ) -> None:
         self.name = name
         self.log = log
-        port = free_port()
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [sys.executable, "-m", "sglang.launch_server", *arguments]
         self._command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -133,13 +140,22 @@ class Server:
         """
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                raise ServerError(f"The {self.name} server did not get ready.")
-            with suppress(requests.RequestException):
-                if requests.get(f"{self.url}/health", timeout=25.0).ok:
-                    return
+            if self.is_healthy():
+                return
             time.sleep(0.5)
         raise ServerError(f"The {self.name} server was not ready after {timeout_seconds:.0f} s.")
+
+    def is_healthy(self) -> bool:
+        """Whether the server generates a token now; False while it starts.
+
+        Raises:
+            ServerError: it ended.
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise ServerError(f"The {self.name} server did not get ready.")
+        with suppress(requests.RequestException):
+            return requests.get(f"{self.url}/health", timeout=25.0).ok
+        return False
 
     @property
     def pid(self) -> int:
