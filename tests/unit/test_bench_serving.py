@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -298,11 +299,23 @@ def test_a_group_that_can_not_finish_is_not_started(folder: Path, tmp_path: Path
 
 
 def test_a_group_teaches_what_a_server_takes(folder: Path, tmp_path: Path) -> None:
-    load = Load(measurement(tmp_path, "--modes", "base,spec", "--servers-at-once", "2", pass_s=500.0))
-    before_s = load.measurement.budget.needed_s("cpu", servers=2)
+    class Noting(Budget):
+        def learn(
+            self, backend: str, startups_s: Sequence[float], total_s: float, *, complete: bool, servers: int = 1
+        ) -> None:
+            super().learn(backend, startups_s, total_s, complete=complete, servers=servers)
+            learned.append((len(startups_s), complete, servers))
+
+    learned: list[tuple[int, bool, int]] = []
+    load = Load(measurement(tmp_path, "--modes", "base,spec,ours-auto", "--servers-at-once", "3", "--rounds", "2"))
+    load.measurement.budget = Noting(10_000.0, startup_s=10.0, measure_s=500.0)
     load.run()
-    assert before_s > 1000
-    assert load.measurement.budget.needed_s("cpu", servers=2) < 200
+    assert learned == [(2, True, 3)] * 2
+    assert load.measurement.budget.needed_s("cpu", servers=3) < 500
+    # Half a measurement says nothing.
+    (folder / "spec.broken").touch()
+    load.run()
+    assert learned[2:] == [(2, False, 3)] * 2
 
 
 def test_all_servers_are_gone_when_the_tool_is_ended(folder: Path, tmp_path: Path) -> None:
