@@ -29,6 +29,7 @@ from bench import modes as bench_modes
 from bench.decode_log import LogReader, graph_use
 from bench.modes import BenchMode, Served
 from bench.results import append_row
+from bench.sharing import memory_gb
 
 EXIT_NOT_PROVEN = 4
 
@@ -257,12 +258,9 @@ def server_row(served: Served, startup_s: float, *, shares_gpu: bool) -> dict[st
     """What a started server says about its set-up.
 
     Args:
-        shares_gpu: Whether others use the GPU, too: what is read off its free memory says nothing of this server then.
+        shares_gpu: Whether others use the GPU, too.
     """
     state = served.state
-    memory = state.get("memory_usage")
-    if shares_gpu and memory is not None:
-        memory = {name: memory[name] for name in ("kvcache", "token_capacity")}
     kept = (
         "attention_backend",
         "decode_attention_backend",
@@ -286,7 +284,7 @@ def server_row(served: Served, startup_s: float, *, shares_gpu: bool) -> dict[st
         "startup_s": round(startup_s, 1),
         "arguments": {name: state.get(name) for name in kept},
         "cuda_graph_sizes": cuda_graph_sizes(state),
-        "memory_gb": memory,
+        "memory_gb": memory_gb(served, shares_gpu=shares_gpu),
         "gpu_memory_used_mib": None if shares_gpu else gpu_memory_used_mib(),
         "plugin": served.plugin,
     }

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.results import Results
+from bench.order import groups
+from bench.results import Results, Row
 
 RATIOS: tuple[tuple[str, str, bool], ...] = (
     # mode, reference, compared by decode step instead of by token
@@ -33,14 +34,8 @@ def markdown(results: Results) -> str:
         lines += ["", "## Not measured", ""]
         for row in errors:
             where = " ".join(str(row[k]) for k in ("backend", "mode", "concurrency") if k in row)
-            when = "".join(f", {k} {row[k] + 1}" for k in ("round", "pass") if row.get(k))
-            lines.append(f"- {where}{when}: {row['error']}")
+            lines.append(f"- {where}{when(row)}: {row['error']}")
     return "\n".join(lines) + "\n"
-
-
-def groups(modes: list[str], at_once: int) -> list[list[str]]:
-    """The modes of a sweep whose servers take turns."""
-    return [modes[first : first + at_once] for first in range(0, len(modes), at_once)]
 
 
 def measured_on(results: Results) -> str:
@@ -58,6 +53,19 @@ def acceptance(results: Results) -> str:
     return f"accept length {results.header['settings']['simulate_accept_length'] or 'not simulated'}"
 
 
+def in_turns(results: Results) -> Iterator[str]:
+    """Which servers of a result file took turns, if any did."""
+    settings = results.header["settings"]
+    if (at_once := settings.get("servers_at_once", 1)) > 1:
+        together = "; ".join(", ".join(group) for group in groups(settings["modes"], at_once))
+        yield f"Measured in turns, one group of servers after the other: {together}."
+
+
+def when(row: Row) -> str:
+    """In which round and pass a row was measured, where that was not the first one."""
+    return "".join(f", {name} {row[name] + 1}" for name in ("round", "pass") if row.get(name))
+
+
 def _heading(results: Results) -> Iterator[str]:
     head = results.header
     settings = head["settings"]
@@ -72,9 +80,7 @@ def _heading(results: Results) -> Iterator[str]:
         f"{settings['rounds']} round(s)"
         f"{f'; {ranks} tensor-parallel ranks' if (ranks := settings.get('tp_size', 1)) > 1 else ''}."
     )
-    if (at_once := settings.get("servers_at_once", 1)) > 1:
-        in_turns = "; ".join(", ".join(group) for group in groups(settings["modes"], at_once))
-        yield f"Measured in turns, one group of servers after the other: {in_turns}."
+    yield from in_turns(results)
     yield ""
     yield f"    {head['command']}"
 

@@ -1,4 +1,4 @@
-"""Throughput end to end: SGLang's own ``bench_serving`` saturates a fresh server of each mode through HTTP.
+"""Throughput end to end: SGLang's own ``bench_serving`` saturates a server of each mode through HTTP.
 
 Prefill, tokenizer process and HTTP server included. Unless ``--stream`` is given, answers come whole: with as many
 events a second as a GPU makes tokens, what is measured would be the Python between client and scheduler.
@@ -20,10 +20,20 @@ from unittest import mock
 
 from bench.modes import BenchMode
 from bench.ramp.__main__ import ramp_modes
-from bench.report import acceptance, measured_on, save
+from bench.report import acceptance, in_turns, measured_on, save, when
 from bench.results import Results, Row
 from bench.server import Server
-from bench.serving import Measurement, NotProvenError, add_options, comma, result_file, say, settle_options, state_of
+from bench.serving import (
+    Labels,
+    Measurement,
+    NotProvenError,
+    add_options,
+    comma,
+    result_file,
+    say,
+    settle_options,
+    state_of,
+)
 
 _KEPT = {
     "duration_s": "duration",
@@ -48,7 +58,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--request-rates", type=comma(float), default=[float("inf")], metavar="R,S", help="default: inf, all at once")
     add("--num-prompts", type=int, default=1024, metavar="N", help="requests a run (default: %(default)s)")
-    add("--repeats", type=int, default=3, help="runs a rate, after one untimed run")
+    add("--repeats", type=int, default=3, help="runs a rate and pass; an untimed run comes before all")
     add("--input-tokens", type=int, default=256, metavar="N", help="default: %(default)s")
     add("--output-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
     add("--stream", action="store_true", help="stream the answers")
@@ -108,20 +118,23 @@ def _lines(results: Results) -> Iterator[str]:
         f"{settings['model'] or settings['model_shape'] + ' shape with dummy weights'}; {settings['num_prompts']} "
         f"requests a run, {settings['input_tokens']} tokens in, {settings['output_tokens']} out, at most "
         f"{settings['max_running_requests']} at once; {acceptance(results)}; answers "
-        f"{'streamed' if settings['stream'] else 'whole'}. Medians of {settings['repeats']} runs."
+        f"{'streamed' if settings['stream'] else 'whole'}. Medians of the runs."
     )
+    yield from in_turns(results)
     yield ""
     yield f"    {head['command']}"
     yield ""
-    yield "| requests/s sent | mode | output tokens/s | of base | TTFT p50 / p99, ms | inter-token p50 / p99, ms |"
-    yield "| ---: | --- | ---: | ---: | ---: | ---: |"
+    yield (
+        "| requests/s sent | mode | output tokens/s | of base | TTFT p50 / p99, ms | inter-token p50 / p99, ms | runs |"
+    )
+    yield "| ---: | --- | ---: | ---: | ---: | ---: | ---: |"
     for rate in dict.fromkeys(row["request_rate"] for row in results.of_kind("measurement")):
         for mode in dict.fromkeys(row["mode"] for row in results.of_kind("measurement")):
             if runs := runs_of(results, mode, rate):
                 yield _line(rate, mode, runs, runs_of(results, "base", rate), streamed=settings["stream"])
     for row in results.of_kind("error"):
         yield ""
-        yield f"Not measured: {row['mode']}: {row['error']}"
+        yield f"Not measured: {row['mode']}{when(row)}: {row['error']}"
 
 
 def _line(rate: str, mode: str, runs: list[Row], base: list[Row], *, streamed: bool) -> str:
@@ -131,11 +144,11 @@ def _line(rate: str, mode: str, runs: list[Row], base: list[Row], *, streamed: b
     share = f"{middle('output_tokens_per_s') / middle('output_tokens_per_s', base):.3f}" if base else ""
     ttft = f"{middle('ttft_p50_ms'):.0f} / {middle('ttft_p99_ms'):.0f}" if streamed else ""
     itl = f"{middle('itl_p50_ms'):.1f} / {middle('itl_p99_ms'):.1f}" if streamed else ""
-    return f"| {rate} | {mode} | {middle('output_tokens_per_s'):.0f} | {share} | {ttft} | {itl} |"
+    return f"| {rate} | {mode} | {middle('output_tokens_per_s'):.0f} | {share} | {ttft} | {itl} | {len(runs)} |"
 
 
 def runs_of(results: Results, mode: str, rate: str | None = None) -> list[Row]:
-    """The runs of a mode at a rate, of all rounds; at every rate unless one is given."""
+    """The runs of a mode at a rate, of all rounds and passes; at every rate unless one is given."""
     rows = [row for row in results.of_kind("measurement") if row["mode"] == mode]
     return [run for row in rows if rate in (None, row["request_rate"]) for run in row["repeats"]]
 
@@ -149,15 +162,21 @@ def main(argv: list[str]) -> int:
     args = parse(argv)
     modes = ramp_modes(args.threshold)
     with result_file("bench.serve", args, argv) as work:
-        expected_s = 15.0 * (1 + args.repeats * len(args.request_rates))
-        measurement = Measurement(args, [modes[name] for name in args.modes], expected_s, work)
+        runs = args.repeats * len(args.request_rates)
+        measurement = Measurement(
+            args, [modes[name] for name in args.modes], warm_up_s=15.0, pass_s=15.0 * runs, work=work
+        )
 
-        def measure(mode: BenchMode, server: Server, labels: dict[str, Any]) -> None:
+        def warm_up(server: Server) -> None:
             client = Client(args, measurement, server.url)
             client.run(float("inf"), min(args.num_prompts, args.max_running_requests), args.seed)
+
+        def measure(mode: BenchMode, server: Server, labels: Labels) -> None:
+            client = Client(args, measurement, server.url)
+            first_seed = args.seed + 1 + labels["pass"] * args.repeats
             for rate in args.request_rates:
                 before = state_of(server)
-                results = [client.run(rate, args.num_prompts, args.seed + 1 + n) for n in range(args.repeats)]
+                results = [client.run(rate, args.num_prompts, first_seed + n) for n in range(args.repeats)]
                 after = state_of(server)
                 runs = [{name: round(float(result[theirs]), 3) for name, theirs in _KEPT.items()} for result in results]
                 tokens_per_s = median(run["output_tokens_per_s"] for run in runs)
@@ -173,7 +192,7 @@ def main(argv: list[str]) -> int:
                 if mode.name == "ours-plain" and (spec or not plain):
                     raise NotProvenError(f"{plain} plain and {spec} speculative steps: not all plain")
 
-        measurement.run(measure)
+        measurement.run(warm_up, measure)
     write(args.out)
     return 1 if measurement.failures else 0
 

@@ -36,17 +36,17 @@ def cuda_device_present() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
-def free_port() -> int:
-    """A free port below the range from which the system hands out ports, and below 55536.
+def free_port(among: range = range(20_000, 32_000)) -> int:
+    """A free port; by default below the range from which the system hands out ports, and below 55536.
 
     SGLang takes `port + 10000` for a second server, which must be a port too.
     """
     # Not the shared generator: who seeds that (Hypothesis does) would get the same port again and again.
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
+    for port in random.SystemRandom().sample(among, len(among)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise ServerError("No free port between 20000 and 32000.")
+    raise ServerError(f"No free port from {among.start} to {among.stop - 1}.")
 
 
 def server_arguments(
@@ -94,10 +94,17 @@ def server_environment(base: Mapping[str, str], with_plugin: bool, on_gpu: bool)
 class Server:
     """One `sglang.launch_server`, alive inside a `with` block and not a moment longer."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        port: int | None = None,
+    ) -> None:
         self.name = name
         self.log = log
-        port = free_port()
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._command = [sys.executable, "-m", "sglang.launch_server", *arguments]
         self._command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -133,13 +140,22 @@ class Server:
         """
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
-            if self._process is None or self._process.poll() is not None:
-                raise ServerError(f"The {self.name} server did not get ready.")
-            with suppress(requests.RequestException):
-                if requests.get(f"{self.url}/health", timeout=25.0).ok:
-                    return
+            if self.is_healthy():
+                return
             time.sleep(0.5)
         raise ServerError(f"The {self.name} server was not ready after {timeout_seconds:.0f} s.")
+
+    def is_healthy(self) -> bool:
+        """Whether the server generates a token now; False while it starts.
+
+        Raises:
+            ServerError: it ended.
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise ServerError(f"The {self.name} server did not get ready.")
+        with suppress(requests.RequestException):
+            return requests.get(f"{self.url}/health", timeout=25.0).ok
+        return False
 
     @property
     def pid(self) -> int:

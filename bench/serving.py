@@ -1,8 +1,9 @@
-"""What the measurements through the HTTP server share: the model pair, the servers, their options."""
+"""What the measurements through the HTTP server share: the model pair, the servers and their turns, their options."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,19 +20,35 @@ from typing import Any
 import requests
 from aiohttp import ClientError
 
-from bench import host, models
+from bench import host, models, order, sharing
 from bench.budget import Budget
 from bench.child import log_tail
 from bench.modes import BenchMode, Served, complaints_about_server
+from bench.order import plan, starts, turns
 from bench.results import RESULTS, Results, Row, append_row, now
-from bench.server import Server, ServerError
+from bench.server import Server, ServerError, free_port
 
-_CLOSING_S = 10.0
-"""Kept for ending a server, and for the table and the plot."""
+_CLOSING_S = 15.0
+"""Kept for ending the servers, and for the table and the plot."""
+
+_WATCH_S = 0.5
+"""Between two looks at servers that start."""
+
+_NOT_STARTED = "not started: out of time"
+
+Labels = dict[str, Any]
+"""What all rows of a server have, or all of one pass of it: backend, mode, round, pass."""
+
+WarmUp = Callable[[Server], None]
+Measure = Callable[[BenchMode, Server, Labels], None]
 
 
 class NotProvenError(Exception):
     """A run did not do what it was to be measured for."""
+
+
+_FAILURES = (ServerError, NotProvenError, requests.RequestException, ClientError, asyncio.TimeoutError, ValueError)
+"""Of one server, not of the tool."""
 
 
 @dataclass(frozen=True)
@@ -43,70 +60,176 @@ class Pair:
     vocab_size: int
 
 
+@dataclass
+class _Member:
+    """One server of a group.
+
+    Attributes:
+        startup_s: None until it is up.
+        gone: Whether it failed, or what was left of it was left out: it was ended.
+    """
+
+    mode: BenchMode
+    labels: Labels
+    server: Server
+    startup_s: float | None = None
+    gone: bool = False
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it is neither up nor gone."""
+        return self.startup_s is None and not self.gone
+
+
 class Measurement:
-    """One invocation of a tool: its servers, one after another, and its result file.
+    """One invocation of a tool: its servers, one group after another, and its result file.
 
     Args:
         args: The command line, with the options of :func:`add_options`.
+        warm_up_s: Expected for the warm-up of a server.
+        pass_s: Expected for a pass of a server.
         work: A folder for models and logs.
     """
 
-    def __init__(self, args: argparse.Namespace, modes: Sequence[BenchMode], measure_s: float, work: Path) -> None:
+    def __init__(
+        self, args: argparse.Namespace, modes: Sequence[BenchMode], warm_up_s: float, pass_s: float, work: Path
+    ) -> None:
         self.args = args
         self.work = work
-        self.modes = modes
+        self.modes = {mode.name: mode for mode in modes}
         self.pair = _pair(args, work)
+        measure_s = warm_up_s + args.passes * pass_s
         self.budget = Budget(args.budget_seconds - _CLOSING_S, args.startup_seconds, measure_s)
         self.failures = 0
+        self._pass_s: dict[str, float] = {}
 
-    def run(self, measure: Callable[[BenchMode, Server, dict[str, Any]], None]) -> None:
-        """Start each server in turn and measure it.
+    def run(self, warm_up: WarmUp, measure: Measure) -> None:
+        """Start each group of servers in turn and measure them.
+
+        How a server fails is written down, and it is ended; the others are measured.
 
         Args:
-            measure: Gets the mode, its server and the labels of its rows; an error of its own kind is written down,
-                and the next server measured.
+            warm_up: Comes before the first pass of a server.
+            measure: Measures one pass; gets the mode, its server and the labels of its rows.
         """
         args, backend = self.args, self.args.attention_backend
-        for number in range(args.rounds):
-            shift = number % len(self.modes)
-            for mode in (*self.modes[shift:], *self.modes[:shift]):
-                labels = {"backend": backend, "mode": mode.name, "round": number}
-                if not self.budget.allows(backend):
-                    left, needed = self.budget.left_s, self.budget.needed_s(backend)
-                    say(f"{mode.name}: skipped, {left:.0f} s left, about {needed:.0f} s needed")
-                    self.fail(labels, "not started: out of time")
-                    continue
-                self._measure(mode, labels, measure)
+        for number, _, names in plan([backend], list(self.modes), args.rounds, args.servers_at_once):
+            group = [{"backend": backend, "mode": name, "round": number} for name in names]
+            size = {"servers": len(group), "starts": len(starts(group))}
+            if self.budget.allows(backend, **size):
+                self._measure(group, warm_up, measure)
+                continue
+            left, needed = self.budget.left_s, self.budget.needed_s(backend, **size)
+            for labels in group:
+                together = f" for {len(group)} servers" if len(group) > 1 else ""
+                say(f"{labels['mode']}: skipped, {left:.0f} s left, about {needed:.0f} s needed{together}")
+                self.fail(labels, _NOT_STARTED)
 
-    def _measure(self, mode: BenchMode, labels: dict[str, Any], measure: Any) -> None:
-        started = time.monotonic()
-        startup_s, complete = None, False
-        log = self.work / f"{labels['round']}-{mode.name}.log"
-        server = Server(mode.name, self._arguments(mode), self._environment(mode), log)
-        say(f"{mode.name}: started, {self.budget.left_s:.0f} s left")
+    def _measure(self, group: list[Labels], warm_up: WarmUp, measure: Measure) -> None:
+        """Start a group of servers, measure them in turns, and end them."""
+        began = time.monotonic()
+        members: list[_Member] = []
+        startups_s: list[float] = []
         try:
-            with server:
-                import sglang.bench_serving  # noqa: F401  (takes seconds: while the server starts)
-
-                server.wait_until_healthy(self.budget.left_s)
-                startup_s = time.monotonic() - started
-                say(f"{mode.name}: up after {startup_s:.0f} s")
-                state = state_of(server)
-                self.write(labels, "server", _server_row(state, startup_s))
-                if found := complaints_about_server(mode, state):
-                    raise NotProvenError("; ".join(found))
-                measure(mode, server, labels)
-                if found := complaints_about_server(mode, state_of(server)):
-                    raise NotProvenError("; ".join(found))
-                complete = True
-        except (ServerError, NotProvenError, requests.RequestException, ClientError, ValueError) as error:
-            self.fail(labels, f"{type(error).__name__}: {error}", log_tail(log))
+            with ExitStack() as running:
+                for together in starts(group):
+                    startups_s += self._bring_up(together, members, running)
+                self._take_turns(members, warm_up, measure)
         finally:
-            if startup_s is not None:
-                self.budget.learn(labels["backend"], [startup_s], time.monotonic() - started, complete=complete)
             if self.args.logs is not None:
                 self.args.logs.mkdir(parents=True, exist_ok=True)
-                (self.args.logs / log.name).write_bytes(log.read_bytes())
+                for member in members:
+                    (self.args.logs / member.server.log.name).write_bytes(member.server.log.read_bytes())
+        if startups_s:
+            complete = len(members) == len(group) and not any(member.gone for member in members)
+            total_s = time.monotonic() - began
+            self.budget.learn(self.args.attention_backend, startups_s, total_s, complete=complete, servers=len(group))
+
+    def _bring_up(self, together: list[Labels], members: list[_Member], running: ExitStack) -> list[float]:
+        """Start servers at once, and wait for them; returns the seconds that the slowest took, if one is up.
+
+        Args:
+            members: Those that were started before, to which these are added.
+            running: Ends them.
+        """
+        if self.budget.left_s <= 0:
+            for labels in together:
+                self.fail(labels, _NOT_STARTED)
+            return []
+        began = time.monotonic()
+        started = [self._start(labels, len(members) + number) for number, labels in enumerate(together)]
+        members += started
+        for member in started:
+            running.enter_context(member.server)
+            say(f"{member.mode.name}: started, {self.budget.left_s:.0f} s left")
+
+        import sglang.bench_serving  # noqa: F401  (takes seconds: while the servers start)
+
+        while starting := [member for member in started if member.is_starting]:
+            for member in starting:
+                with self._written_down(member, member.labels):
+                    self._look_at(member, time.monotonic() - began)
+            time.sleep(_WATCH_S)
+        up_s = [member.startup_s for member in started if member.startup_s is not None]
+        return [max(up_s)] if up_s else []
+
+    def _start(self, labels: Labels, number: int) -> _Member:
+        mode = self.modes[labels["mode"]]
+        log = self.work / f"{labels['round']}-{mode.name}.log"
+        port = free_port(sharing.ports(number))
+        return _Member(mode, labels, Server(mode.name, self._arguments(mode), self._environment(mode), log, port))
+
+    def _look_at(self, member: _Member, after_s: float) -> None:
+        """See whether a server is up, and is what it was to be."""
+        if member.server.is_healthy():
+            member.startup_s = after_s
+            say(f"{member.mode.name}: up after {after_s:.0f} s")
+            state = state_of(member.server)
+            self.write(member.labels, "server", _server_row(state, after_s, shares_gpu=self.shares_gpu))
+            _prove(member.mode, state)
+        elif self.budget.left_s <= 0:
+            raise ServerError(f"The {member.mode.name} server was not ready after {after_s:.0f} s.")
+
+    def _take_turns(self, members: list[_Member], warm_up: WarmUp, measure: Measure) -> None:
+        """Measure each server in each pass while the others idle."""
+        passes = self.args.passes
+        for pass_number, _, member in turns(passes, [None], members):
+            mode, server = member.mode, member.server
+            if member.gone:
+                continue
+            # As long as its last one, or, before its first, as the longest of another.
+            expected_s = self._pass_s.get(mode.name, max(self._pass_s.values(), default=0.0))
+            if expected_s > self.budget.left_s:
+                self._give_up(member, member.labels, f"out of time before pass {pass_number + 1} of {passes}")
+                continue
+            if passes > 1:
+                say(f"{mode.name}: pass {pass_number + 1} of {passes}, {self.budget.left_s:.0f} s left")
+            labels = {**member.labels, "pass": pass_number}
+            with self._written_down(member, labels):
+                if pass_number == 0:
+                    warm_up(server)
+                began = time.monotonic()
+                measure(mode, server, labels)
+                self._pass_s[mode.name] = time.monotonic() - began
+                _prove(mode, state_of(server))
+
+    @contextmanager
+    def _written_down(self, member: _Member, labels: Labels) -> Iterator[None]:
+        """Write down how a server failed, and end it: what it still does would disturb the others."""
+        try:
+            yield
+        except _FAILURES as error:
+            self._give_up(member, labels, f"{type(error).__name__}: {error}", log_tail(member.server.log))
+
+    def _give_up(self, member: _Member, labels: Labels, error: str, tail: Sequence[str] = ()) -> None:
+        member.gone = True
+        member.server.stop()
+        self.fail(labels, error, tail)
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether a server may have others beside it."""
+        return bool(self.args.servers_at_once > 1)
 
     def write(self, labels: Mapping[str, Any], kind: str, values: Row) -> None:
         """Add a row to the result file."""
@@ -139,6 +262,10 @@ class Measurement:
         }
         if args.model_path is None:
             arguments["load_format"] = "dummy"
+        if self.shares_gpu:
+            arguments |= sharing.arguments(args.max_running_requests, args.input_tokens + args.output_tokens)
+        elif args.device == "cuda":
+            arguments["mem_fraction_static"] = args.mem_fraction
         if args.device == "cpu":
             arguments |= {"device": "cpu", "dtype": "float32", "disable_cuda_graph": True}
         else:
@@ -146,7 +273,6 @@ class Measurement:
                 "attention_backend": args.attention_backend,
                 "cuda_graph_backend_prefill": "disabled",
                 "cuda_graph_max_bs_decode": args.max_running_requests,
-                "mem_fraction_static": args.mem_fraction,
             }
             arguments |= {"dtype": "bfloat16"} if args.model_path is None else {}
         return flags(arguments | mode.engine_arguments(self.pair.draft, self.work)) + list(args.server_args)
@@ -160,7 +286,7 @@ def add_options(parser: argparse.ArgumentParser, modes: str) -> None:
     """
     add = parser.add_argument
     add("--modes", type=comma(str), default=comma(str)(modes), metavar="A,B", help="default: %(default)s")
-    add("--rounds", type=int, default=1, help="fresh servers a mode; the order rotates between rounds")
+    order.add_options(parser)
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--attention-backend", metavar="A", help="default: fa3; on a CPU its own")
     add("--model-shape", choices=sorted(models.SHAPES), help="dummy weights; default: llama-8b, on a CPU tiny")
@@ -170,7 +296,7 @@ def add_options(parser: argparse.ArgumentParser, modes: str) -> None:
     add("--threshold", type=int, default=32, metavar="N", help="of the mode ours-threshold (default: %(default)s)")
     add("--max-running-requests", type=int, default=256, metavar="N")
     add("--stream-interval", type=int, default=1, metavar="N", help="SGLang's; above 1 it holds speculation back")
-    add("--mem-fraction", type=float, default=0.8, help="SGLang's mem_fraction_static")
+    add("--mem-fraction", type=float, default=0.8, help="SGLang's mem_fraction_static, one server at once")
     add("--seed", type=int, default=1, help="of prompts and arrivals: the same in every mode")
     add("--budget-seconds", type=float, default=3600.0, metavar="S", help="start no server that won't finish by then")
     add("--startup-seconds", type=float, default=120.0, metavar="S", help="expected first start")
@@ -183,6 +309,7 @@ def settle_options(parser: argparse.ArgumentParser, args: argparse.Namespace, kn
     """Fill in what depends on other options, and refuse what does not fit together."""
     if unknown := [name for name in args.modes if name not in known]:
         parser.error(f"no such mode: {', '.join(unknown)} (known: {', '.join(known)})")
+    order.check_options(parser, args)
     if (args.model_path is None) != (args.draft_path is None):
         parser.error("--model-path and --draft-path belong together")
     if args.model_path is not None and args.model_shape is not None:
@@ -282,7 +409,12 @@ def _pair(args: argparse.Namespace, work: Path) -> Pair:
     return Pair(target, draft, shape.vocab_size)
 
 
-def _server_row(served: Served, startup_s: float) -> Row:
+def _prove(mode: BenchMode, served: Served) -> None:
+    if found := complaints_about_server(mode, served):
+        raise NotProvenError("; ".join(found))
+
+
+def _server_row(served: Served, startup_s: float, *, shares_gpu: bool) -> Row:
     kept = (
         "attention_backend",
         "disable_cuda_graph",
@@ -296,6 +428,6 @@ def _server_row(served: Served, startup_s: float) -> Row:
     return {
         "startup_s": round(startup_s, 1),
         "arguments": {name: served.state.get(name) for name in kept},
-        "memory_gb": served.state.get("memory_usage"),
+        "memory_gb": sharing.memory_gb(served, shares_gpu=shares_gpu),
         "plugin": served.plugin,
     }

@@ -1,4 +1,4 @@
-"""A load that rises, bursts and falls: the same trace on a fresh server of each mode, through HTTP, streamed."""
+"""A load that rises, bursts and falls: the same trace on a server of each mode, through HTTP, streamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import asyncio
 import sys
 import time
 from dataclasses import asdict
-from typing import Any
 
 from bench.modes import MODES, BenchMode
 from bench.ramp import report
@@ -15,7 +14,7 @@ from bench.ramp.client import send, warm_up
 from bench.ramp.outcome import complaints, seconds, summary
 from bench.ramp.trace import boundaries, make_trace, parse_phases
 from bench.server import Server
-from bench.serving import Measurement, NotProvenError, add_options, result_file, say, settle_options
+from bench.serving import Labels, Measurement, NotProvenError, add_options, result_file, say, settle_options
 
 PHASES = "7s@3/s,8s@3-70/s,8s@70/s,6s@70-5/s,6s@5/s,4s@80/s,6s@5/s"
 """Sized for an H200 and the 8B shape: at 70 requests a second plain decode keeps up, and speculation on triton not."""
@@ -54,7 +53,9 @@ def main(argv: list[str]) -> int:
     phases = parse_phases(args.phases, args.time_scale, args.rate_scale)
     modes = ramp_modes(args.threshold)
     with result_file("bench.ramp", args, argv) as work:
-        measurement = Measurement(args, [modes[name] for name in args.modes], boundaries(phases)[-1] + 15.0, work)
+        measurement = Measurement(
+            args, [modes[name] for name in args.modes], warm_up_s=10.0, pass_s=boundaries(phases)[-1] + 5.0, work=work
+        )
         vocab = measurement.pair.vocab_size
         trace = make_trace(
             phases, seed=args.seed, input_tokens=args.input_tokens, output_tokens=args.output_tokens, vocab=vocab
@@ -63,10 +64,12 @@ def main(argv: list[str]) -> int:
             f"{len(trace)} requests in {boundaries(phases)[-1]:.0f} s, {sum(r.output_tokens for r in trace)} tokens out"
         )
 
-        def measure(mode: BenchMode, server: Server, labels: dict[str, Any]) -> None:
+        def warm(server: Server) -> None:
             start = time.monotonic()
             warm_up(server.url, args.max_running_requests, args.input_tokens, vocab)
-            say(f"{mode.name}: warm after {time.monotonic() - start:.0f} s")
+            say(f"{server.name}: warm after {time.monotonic() - start:.0f} s")
+
+        def measure(mode: BenchMode, server: Server, labels: Labels) -> None:
             try:
                 recording = send(server.url, trace, args.drain_seconds)
             except asyncio.TimeoutError:
@@ -84,7 +87,7 @@ def main(argv: list[str]) -> int:
             switches = f"{row['switches']} switches, {row['probes']} probes"
             say(f"{mode.name}: {row['window_tokens']} tokens in the window, {switches}")
 
-        measurement.run(measure)
+        measurement.run(warm, measure)
     report.write(args.out)
     return 1 if measurement.failures else 0
 

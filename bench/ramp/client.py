@@ -77,16 +77,17 @@ class Answer:
 
 @dataclass
 class Watcher:
-    """Polls one server."""
+    """Polls one server; it has to be idle when that begins."""
 
     session: aiohttp.ClientSession
     start: float  # of the trace, on time.perf_counter's clock
     moments: list[Moment] = field(default_factory=list)
+    _earlier: set[int] = field(default_factory=set)
     _switches: dict[int, Switch] = field(default_factory=dict)
 
     @property
     def switches(self) -> list[Switch]:
-        """All that were seen, in their order."""
+        """All that came after the first look, in their order."""
         return [self._switches[step] for step in sorted(self._switches)]
 
     async def poll(self) -> None:
@@ -100,15 +101,17 @@ class Watcher:
             self.moments.append(Moment(at_s, running, waiting))
             return
         steps = plugin["steps"]
+        if not self.moments:
+            # Told by step, not by time: the trace may begin before its first arrival, when others were still served.
+            self._earlier = {seen["step"] for seen in plugin["last_switches"]}
         self.moments.append(
             Moment(at_s, running, waiting, plugin["mode"], steps["plain"], steps["spec"], plugin["switches"])
         )
         unix_start = time.time() - time.perf_counter() + self.start
         for seen in plugin["last_switches"]:
-            at_s = seen["at_seconds"] - unix_start
-            switch = Switch(at_s, seen["from"], seen["to"], seen["reason"], seen["running_requests"])
-            if at_s >= 0 and seen["step"] not in self._switches:
-                self._switches[seen["step"]] = switch
+            if (step := seen["step"]) not in self._earlier and step not in self._switches:
+                at_s = seen["at_seconds"] - unix_start
+                self._switches[step] = Switch(at_s, seen["from"], seen["to"], seen["reason"], seen["running_requests"])
 
     async def watch(self) -> None:
         """Ask again and again, until cancelled; an answer that does not come leaves a gap."""

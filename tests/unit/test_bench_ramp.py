@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer as HttpServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +22,7 @@ from bench import check, models
 from bench.bounds import RampBound, ServeBound, SwitchBound
 from bench.ramp import report
 from bench.ramp.__main__ import PHASES, parse, ramp_modes
-from bench.ramp.client import Answer, Moment, Recording, Switch, warm_up
+from bench.ramp.client import Answer, Moment, Recording, Switch, Watcher, warm_up
 from bench.ramp.outcome import complaints, seconds, summary
 from bench.ramp.trace import Phase, Request, arrivals, boundaries, make_trace, parse_phases
 from bench.results import Results, append_row
@@ -172,8 +177,10 @@ def test_failed_requests_are_told() -> None:
     assert complaints([failed, failed, *RECORDING.answers]) == ["2 requests: ConnectionError: gone"]
 
 
-def rows_of(mode: str, tokens: int, latency: float, switches: int = 0, backend: str = "fa3") -> list[dict[str, Any]]:
-    labels = {"mode": mode, "backend": backend, "round": 0}
+def rows_of(
+    mode: str, tokens: int, latency: float, switches: int = 0, backend: str = "fa3", pass_number: int = 0
+) -> list[dict[str, Any]]:
+    labels = {"mode": mode, "backend": backend, "round": 0, "pass": pass_number}
     row = summary(RECORDING, PHASES_OF_TWO) | {"window_tokens": tokens, "most_switches_a_phase": switches}
     row["latency_ms"] = row["latency_ms"] | {"mean": latency}
     series = [{"kind": "second", **labels, **second} for second in seconds(RECORDING, PHASES_OF_TWO)]
@@ -202,6 +209,37 @@ def test_bounds(bound: Any, results: Results, word: str) -> None:
     assert [verdict.word for verdict in check.judge([bound], [results])] == [word]
 
 
+def passes(*of_auto: tuple[int, float, int]) -> Results:
+    """Tokens, latency and switches of the policy in each pass."""
+    rows = [HEADER]
+    for number, (tokens, latency, switches) in enumerate(of_auto):
+        rows += rows_of("base", 100, 50, pass_number=number) + rows_of("spec", 90, 40, pass_number=number)
+        rows += rows_of("ours-auto", tokens, latency, switches, pass_number=number)
+    return Results(rows, "ramp.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("bound", "results", "word", "text"),
+    [
+        (
+            RampBound("D", "ours-auto", ("fa3",), 0.97),
+            passes((98, 41, 0), (99, 41, 0)),
+            "ok",
+            "0.9850 (0.9800 to 0.9900",
+        ),
+        # With the other pass alone it would not be met.
+        (RampBound("D", "ours-auto", ("fa3",), 0.97), passes((96, 41, 0), (99, 41, 0)), "UNSETTLED", "2 repeats"),
+        # Of the switches the most, in whichever pass.
+        (SwitchBound("D", "ours-auto", ("fa3",), 1), passes((98, 41, 1), (98, 41, 0)), "ok", "1.00 switches (1.00 to"),
+        (SwitchBound("D", "ours-auto", ("fa3",), 1), passes((98, 41, 0), (98, 41, 2)), "MISSED", "2.00, 2 repeats)"),
+    ],
+)
+def test_bounds_over_several_passes(bound: Any, results: Results, word: str, text: str) -> None:
+    [verdict] = check.judge([bound], [results])
+    assert verdict.word == word
+    assert text in str(verdict.figure)
+
+
 def test_serving_bound() -> None:
     def measured(mode: str, *rates: float) -> dict[str, Any]:
         runs = [{"output_tokens_per_s": rate} for rate in rates]
@@ -227,6 +265,28 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tmp_path / "r.png").stat().st_size > 10_000
 
 
+def test_report_of_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = passes((98, 41000, 1), (90, 43000, 3)).rows
+    rows[0] = HEADER | {"settings": HEADER["settings"] | {"modes": ["base", "spec", "ours-auto"], "servers_at_once": 3}}
+    late = next(row for row in rows if row["kind"] == "measurement" and row["mode"] == "spec")
+    late["sent_late_ms"] = {"mean": 1, "p50": 1, "p99": 250}
+    rows.append({"kind": "error", "mode": "spec", "round": 0, "pass": 2, "error": "it broke"})
+    results = Results(rows)
+    table = report.markdown(results)
+    [line] = [line for line in table.splitlines() if line.startswith("| ours-auto")]
+    assert line.startswith("| ours-auto | 94 | 350 / 500 / 500 |")
+    assert "| 42.00 / " in line
+    assert line.endswith("| 50% | 3 (3) | 0 | 2 |")
+    assert "spec 250, " in table
+    assert "did not keep up" in table
+    assert "- spec, pass 3: it broke" in table
+    assert "Measured in turns, one group of servers after the other: base, spec, ours-auto." in table
+    # The plot's curves are those of one pass, and so are its vertical lines.
+    rows.append({"kind": "switch", "mode": "ours-auto", "round": 0, "pass": 1, "at_s": 2.5, "after": "plain"})
+    for kind, of_first in (("second", 5), ("switch", 0)):
+        assert len(report._of_first_run(Results(rows), kind, "ours-auto")) == of_first
+
+
 def test_each_token_of_dummy_weights_has_a_word(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     shape = models.SHAPES["tiny"]
@@ -248,3 +308,38 @@ def test_the_warm_up_goes_through_every_power_of_two(monkeypatch: pytest.MonkeyP
     warm_up("http://server", most_requests=24, input_tokens=8, vocab=100)
     assert [len(burst) for burst in sent] == [1, 2, 4, 8, 16, 24, 1]
     assert sent[-1][0] > sent[0][0], "the last one is alone for longer"
+
+
+def test_what_a_server_did_before_the_trace_is_no_switch_of_it() -> None:
+    # It counts from a second before its first arrival, and the pass before ended a tenth of one before that.
+    now, start = time.time(), time.perf_counter() - 1.0
+    switches = [switched(step=40, at=now - 60, to="plain"), switched(step=50, at=now - 0.1, to="spec")]
+    plugin = {"mode": "spec", "steps": {"plain": 10, "spec": 40}, "switches": 2, "last_switches": switches}
+    load = {"num_running_reqs": 0, "num_waiting_reqs": 0}
+
+    async def info(_: web.Request) -> web.Response:
+        return web.json_response({"internal_states": [{"adaptive_spec": plugin}]})
+
+    async def loads(_: web.Request) -> web.Response:
+        return web.json_response({"loads": [load]})
+
+    async def watch() -> Watcher:
+        app = web.Application()
+        app.add_routes([web.get("/server_info", info), web.get("/v1/loads", loads)])
+        async with HttpServer(app) as server, aiohttp.ClientSession(server.make_url("/")) as session:
+            watcher = Watcher(session, start)
+            await watcher.poll()
+            for later in (switched(step=55, at=now + 0.2, to="plain"), switched(step=70, at=now + 0.5, to="spec")):
+                switches.append(later)
+                await watcher.poll()
+            return watcher
+
+    watcher = asyncio.run(watch())
+    assert [(switch.before, switch.after) for switch in watcher.switches] == [("spec", "plain"), ("plain", "spec")]
+    assert [round(switch.at_s - 1.0, 1) for switch in watcher.switches] == [0.2, 0.5]
+    assert len(watcher.moments) == 3
+
+
+def switched(step: int, at: float, to: str) -> dict[str, Any]:
+    before = Mode(to).other.value
+    return {"step": step, "at_seconds": at, "from": before, "to": to, "reason": "load", "running_requests": 3}

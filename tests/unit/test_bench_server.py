@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -12,6 +13,7 @@ import pytest
 
 from bench.demo.options import parse
 from bench.server import Server, ServerError, free_port, server_arguments, server_environment, tail
+from bench.sharing import MOST_SERVERS_AT_ONCE, ports
 from sglang_adaptive_spec import __version__
 
 
@@ -82,6 +84,25 @@ def test_a_server_that_never_gets_ready_is_reported(tmp_path: Path) -> None:
 
 def test_sglang_can_add_to_the_port() -> None:
     assert 20_000 <= free_port() < 32_000
+
+
+def test_servers_that_start_together_get_ports_that_none_of_the_others_takes() -> None:
+    chosen = [set(ports(number)) for number in range(MOST_SERVERS_AT_ONCE)]
+    near = [{port + more for port in own for more in (0, 100, 1000)} for own in chosen]
+    far = [{port + 10_000 for port in own} for own in chosen]
+    for taken in ([*near], [*chosen, *far]):
+        assert len(set().union(*taken)) == sum(map(len, taken)), "some port is in two of them"
+    assert max(set().union(*near)) < 32_768, "from there on the system hands them out"
+
+
+def test_a_port_is_free_and_of_those_asked_for() -> None:
+    among = ports(3)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", free_port(among)))
+        found = {free_port(among) for _ in range(50)}
+        assert found <= set(among) - {other.getsockname()[1]}
+        with pytest.raises(ServerError, match="No free port"):
+            free_port(range(other.getsockname()[1], other.getsockname()[1] + 1))
 
 
 def test_only_the_adaptive_server_gets_speculation_and_plugin() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench import host, models, sweep
+from bench import host, models, order, sweep
 from bench.budget import Budget
 from bench.child import Child, end, environment, log_tail, run_module
 from bench.decode_log import GraphUse, LogReader, graph_use
@@ -35,7 +35,7 @@ from bench.results import Results, append_row
 
 
 def test_order_rotates_between_rounds() -> None:
-    found = list(sweep.plan(["fa3", "triton"], ["a", "b", "c"], rounds=2, at_once=1))
+    found = list(order.plan(["fa3", "triton"], ["a", "b", "c"], rounds=2, at_once=1))
     assert found[:3] == [(0, "fa3", ["a"]), (0, "fa3", ["b"]), (0, "fa3", ["c"])]
     assert found[6:9] == [(1, "fa3", ["b"]), (1, "fa3", ["c"]), (1, "fa3", ["a"])]
     assert len(found) == 12
@@ -43,7 +43,7 @@ def test_order_rotates_between_rounds() -> None:
 
 def test_a_ratios_two_sides_share_a_group_in_every_round() -> None:
     modes = ["base", "ours-plain", "spec", "ours-spec", "ours-auto"]
-    assert list(sweep.plan(["fa3"], modes, rounds=3, at_once=2)) == [
+    assert list(order.plan(["fa3"], modes, rounds=3, at_once=2)) == [
         (0, "fa3", ["base", "ours-plain"]),
         (0, "fa3", ["spec", "ours-spec"]),
         (0, "fa3", ["ours-auto"]),
@@ -66,12 +66,12 @@ def test_a_ratios_two_sides_share_a_group_in_every_round() -> None:
     ],
 )
 def test_a_server_that_measures_itself_starts_when_the_others_are_up(group: str, expected: list[list[str]]) -> None:
-    found = sweep.starts([{"mode": mode} for mode in group.split(",")])
+    found = order.starts([{"mode": mode} for mode in group.split(",")])
     assert [[labels["mode"] for labels in together] for together in found] == expected
 
 
 def test_each_concurrency_and_each_pass_begins_one_server_later() -> None:
-    assert list(sweep.turns(2, [1, 4, 8], ["a", "b", "c"])) == [
+    assert list(order.turns(2, [1, 4, 8], ["a", "b", "c"])) == [
         *((0, 1, server) for server in "abc"),
         *((0, 4, server) for server in "bca"),
         *((0, 8, server) for server in "cab"),
@@ -79,8 +79,8 @@ def test_each_concurrency_and_each_pass_begins_one_server_later() -> None:
         *((1, 4, server) for server in "cab"),
         *((1, 8, server) for server in "abc"),
     ]
-    assert list(sweep.turns(1, [1, 4], ["a"])) == [(0, 1, "a"), (0, 4, "a")]
-    assert not list(sweep.turns(1, [1], []))
+    assert list(order.turns(1, [1, 4], ["a"])) == [(0, 1, "a"), (0, 4, "a")]
+    assert not list(order.turns(1, [1], []))
 
 
 def test_servers_that_share_a_gpu_take_what_they_need() -> None:
