@@ -262,16 +262,15 @@ class AdaptiveEngine:
             plan.host_seq_lens = self.release.host_seq_lens(batch)
         return prepared
 
-    def reserve_tokens(self, upstream: Callable[[], int]) -> int:
-        """KV slots to ensure past a request's committed length.
+    def reserve_tokens(self) -> int | None:
+        """KV slots to ensure past a request's committed length; None for SGLang's own reserve.
 
         While a step is being prepared, its plan says. Otherwise SGLang asks for an estimate, to decide on
         retraction: a batch that may drop to plain needs no more than that.
         """
         if self._scoped_plan is not None:
-            reserve = self._scoped_plan.reserve_tokens
-            return upstream() if reserve is None else reserve
-        return self._plain_reserve_tokens() if self.controller.can_drop_to_plain else upstream()
+            return self._scoped_plan.reserve_tokens
+        return self._plain_reserve_tokens() if self.controller.can_drop_to_plain else None
 
     def _plain_reserve_tokens(self) -> int:
         # One slot for the step; and while a verify result is outstanding, whatever it may have accepted.

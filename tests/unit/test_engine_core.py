@@ -290,7 +290,8 @@ def asked(settings: Settings) -> dict:
 
 def reserve(engine: AdaptiveEngine) -> int:
     """What SGLang hears when it asks how many slots to ensure."""
-    return engine.reserve_tokens(lambda: SGLANG_RESERVE)
+    tokens = engine.reserve_tokens()
+    return SGLANG_RESERVE if tokens is None else tokens
 
 
 def faults(engine: AdaptiveEngine) -> dict[Fault, int]:
