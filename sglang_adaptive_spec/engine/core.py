@@ -243,15 +243,14 @@ class AdaptiveEngine:
             self._context_tokens = self.release.mean_context_tokens(batch)
         return self._context_tokens
 
-    def prepare(self, batch: Any, upstream: Callable[[], Any]) -> Any:
+    def prepare(self, batch: Any, upstream: Callable[[Any], Any]) -> Any:
         """Let SGLang allocate for the planned mode."""
         plan = self.release.plan_of(batch)
         if plan is None:
-            return upstream()
+            return upstream(batch)
         outer, self._scoped_plan = self._scoped_plan, plan
         try:
-            with self.release.preparing(batch, plan.reserve_tokens):
-                prepared = upstream()
+            prepared = self.release.prepare_reserving(batch, plan.reserve_tokens, upstream)
         finally:
             self._scoped_plan = outer
         plan.prepared = plan.mode
@@ -481,7 +480,7 @@ class AdaptiveEngine:
 
     # --- results -----------------------------------------------------------------------------------------
 
-    def process(self, batch: Any, result: Any, upstream: Callable[[Any], Any]) -> Any:
+    def process(self, batch: Any, result: Any, upstream: Callable[[Any, Any], Any]) -> Any:
         """Let SGLang process a decode result, a plain one as it would without speculation."""
         mode = self.release.mode_of_result(result)
         if mode is Mode.SPEC:
@@ -496,7 +495,7 @@ class AdaptiveEngine:
         # A look at every request, twice, costs more than all else that is done here: only where nothing else tells.
         counts_output = self.release.may_be_cut(result)
         before_tokens = self.release.output_tokens(batch) if counts_output else 0
-        processed = upstream(seen)
+        processed = upstream(seen, result)
         requests, tokens = self.release.result_counts(seen, result)
         if counts_output:
             kept_tokens = self.release.output_tokens(batch) - before_tokens

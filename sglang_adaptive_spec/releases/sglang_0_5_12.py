@@ -115,13 +115,11 @@ class Sglang0512(Sglang0513):
 
     # --- the batch and the copy of it that the worker gets -----------------------------------------------
 
-    @contextmanager
-    def preparing(self, batch: Any, reserve_tokens: int | None) -> Iterator[None]:
+    def prepare_reserving(self, batch: Any, reserve_tokens: int | None, upstream: Callable[[Any], Any]) -> Any:
         # A grammar lets results be processed before the worker gets the batch: a request may have left its row by then.
         setattr(batch, _ROWS, _rows(batch))
         if reserve_tokens is None:
-            yield
-            return
+            return upstream(batch)
         # SGLang allocates up to twice a number past the committed length, so what is odd goes into that length.
         twice = reserve_tokens + reserve_tokens % 2
         shifts = [
@@ -130,7 +128,7 @@ class Sglang0512(Sglang0513):
         ]
         _shift(batch.reqs, shifts)
         try:
-            yield
+            return upstream(batch)
         finally:
             _shift(batch.reqs, [-shift for shift in shifts])
 

@@ -226,10 +226,9 @@ class Sglang0514:
     def prepare_decode(self, batch: Any) -> None:
         batch.spec_info.prepare_for_decode(batch)
 
-    def preparing(self, batch: Any, reserve_tokens: int | None) -> AbstractContextManager[None]:
-        """Nothing but the reserve, which is a function's answer."""
-        del batch, reserve_tokens
-        return nullcontext()
+    def prepare_reserving(self, batch: Any, reserve_tokens: int | None, upstream: Callable[[Any], Any]) -> Any:
+        del reserve_tokens  # the answer is all that it takes
+        return upstream(batch)
 
     def carry(self, batch: Any, copied: Any) -> None:
         """The worker gets the batch itself."""

@@ -1,7 +1,7 @@
 """The engine on a stand-in for SGLang: which reserve, which path, which account, for each step."""
 
 import json
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -83,9 +83,9 @@ class FakeRelease:
     def plan_of(self, batch):
         return batch.plan
 
-    def preparing(self, batch, reserve_tokens):
+    def prepare_reserving(self, batch, reserve_tokens, upstream):
         self.prepared_with.append(reserve_tokens)
-        return nullcontext()
+        return upstream(batch)
 
     def claim(self, batch):
         batch.claimed = True
@@ -301,7 +301,7 @@ def faults(engine: AdaptiveEngine) -> dict[Fault, int]:
 def prepare(engine: AdaptiveEngine, batch) -> int:
     """Plan and prepare a step as SGLang would; the slots it was told to ensure."""
     engine.plan(batch)
-    return engine.prepare(batch, lambda: reserve(engine))
+    return engine.prepare(batch, lambda _: reserve(engine))
 
 
 def run(engine: AdaptiveEngine, batch):
@@ -311,13 +311,13 @@ def run(engine: AdaptiveEngine, batch):
 
     def sglang_prepares(again):
         # SGLang's own preparation is wrapped, so it comes by the engine once more.
-        engine.prepare(again, lambda: engine.release.reserve_seen.append(reserve(engine)))
+        engine.prepare(again, lambda _: engine.release.reserve_seen.append(reserve(engine)))
 
     return engine.run(None, batch, None, sglang, sglang_prepares)
 
 
 def process(engine: AdaptiveEngine, batch, result):
-    return engine.process(batch, result, lambda seen: seen)
+    return engine.process(batch, result, lambda seen, _: seen)
 
 
 def step(engine: AdaptiveEngine, requests: int = 2) -> int:
@@ -425,8 +425,8 @@ def test_preparations_nest():
     engine.plan(inner)
     inner.plan.reserve_tokens = 7
 
-    def upstream():
-        return [reserve(engine), engine.prepare(inner, lambda: reserve(engine)), reserve(engine)]
+    def upstream(_):
+        return [reserve(engine), engine.prepare(inner, lambda _: reserve(engine)), reserve(engine)]
 
     assert engine.prepare(outer, upstream) == [1, 7, 1]
 
@@ -436,7 +436,7 @@ def test_a_failed_preparation_leaves_neither_its_reserve_nor_a_prepared_plan():
     batch = make_batch()
     engine.plan(batch)
 
-    def out_of_memory():
+    def out_of_memory(_):
         assert reserve(engine) == SGLANG_RESERVE
         raise MemoryError
 
@@ -447,7 +447,7 @@ def test_a_failed_preparation_leaves_neither_its_reserve_nor_a_prepared_plan():
 
 
 def test_a_batch_without_a_plan_is_left_to_sglang():
-    assert make_engine(THRESHOLD).prepare(make_batch(), lambda: "as ever") == "as ever"
+    assert make_engine(THRESHOLD).prepare(make_batch(), lambda _: "as ever") == "as ever"
 
 
 # --- lengths ---------------------------------------------------------------------------------------------
@@ -613,7 +613,7 @@ def test_tokens_are_those_that_clients_get():
     engine = make_engine(THRESHOLD)
     batch, (ending, *_) = (first := make_batch(3)), first.reqs
 
-    def sglang(seen):
+    def sglang(seen, _):
         ending.overshoot_tokens = 2
         engine.before_release(ending)
 
@@ -637,7 +637,7 @@ def test_tokens_that_a_grammar_cuts_off_are_no_ones():
     launched = SimpleNamespace(mode=Mode.SPEC, tokens=9)
     result = engine.run(None, batch, None, lambda: launched, None)
 
-    def sglang(seen):
+    def sglang(seen, _):
         batch.output_tokens += 7
 
     engine.process(batch, result, sglang)
