@@ -291,7 +291,7 @@ class AdaptiveEngine:
 
     # --- the worker --------------------------------------------------------------------------------------
 
-    def run(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any], prepare: Any) -> Any:
+    def run(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any]) -> Any:
         """Run a batch in the mode it was prepared for.
 
         Args:
@@ -299,7 +299,6 @@ class AdaptiveEngine:
             batch: The batch, within the scheduler's snapshot and restore.
             publish: Called with the new sequence lengths as soon as they are known; None without overlap.
             upstream: SGLang's own forward.
-            prepare: SGLang's own preparation of a decode batch, for a fallback.
         """
         if self._measuring:
             return upstream()
@@ -314,50 +313,46 @@ class AdaptiveEngine:
             self._prefilled_last = self._backlog is not None and not self.release.prompts_go_on(batch)
             return prefilled
         self._prefilled_last = False
-        mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
+        requests = self.release.batch_size(batch)
+        mode, complaint = settle_mode(self.release.plan_of(batch), requests)
         if complaint:
             self.controller.fault(Fault.PREPARATION, complaint)
         if mode is Mode.PLAIN:
             try:
-                return self._launch_plain(worker, batch, publish)
+                return self._launch_plain(worker, batch, publish, requests)
             except Exception as error:
                 self.controller.fault(Fault.PLAIN_STEP, "a plain step failed", error)
                 if self._ledger is not None:
                     self._ledger.forget_from(self.release.rows(batch), self.release.positions(batch))
             if not self._spec_steps_that_fit(batch):
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
-                return self._launch_plain(worker, batch, publish)
-            self._prepare_for_spec(batch, prepare)
+                return self._launch_plain(worker, batch, publish, requests)
+            self._prepare_for_spec(batch, requests)
         self._read_backlog(worker)
         if self._ledger is not None and self._ledger.may_wait:
             self._before_draft(worker, batch, self._ledger)
         self._unresolved_spec_steps += 1
         launched = upstream()
         self.release.expect_cuts(batch, launched)
-        self._note_launch(Mode.SPEC, batch)
+        self._note_launch(Mode.SPEC, requests)
         return launched
 
-    def _launch_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
-        launched = self._run_plain(worker, batch, publish)
-        assert self._plain_steps is not None, "made with the runtime"
-        self._plain_steps.launched()
-        self._note_launch(Mode.PLAIN, batch)
-        return launched
-
-    def _note_launch(self, mode: Mode, batch: Any) -> None:
-        # The step prepared last is the one launched now.
-        number = self.controller.decided_steps - 1
-        self.clock.launched(mode, self.release.batch_size(batch), number, self._context_tokens)
-
-    def _run_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
+    def _launch_plain(self, worker: Any, batch: Any, publish: Any, requests: int) -> Any:
         assert self.runtime is not None, "no policy asks for plain steps that can't be run"
-        result = self.release.run_plain_decode(worker, self.runtime, batch, publish)
+        assert self._plain_steps is not None, "made with the runtime"
+        launched = self.release.run_plain_decode(worker, self.runtime, batch, publish)
         if self._ledger is not None:
             rows, positions = self.release.rows(batch), self.release.positions(batch)
             if self._ledger.note(rows, positions):
-                draft_input = self.release.next_draft_input(result)
+                draft_input = self.release.next_draft_input(launched)
                 self._catch_up(worker, batch, draft_input, positions + 1, drafts_next=False)
-        return result
+        self._plain_steps.launched()
+        self._note_launch(Mode.PLAIN, requests)
+        return launched
+
+    def _note_launch(self, mode: Mode, requests: int) -> None:
+        # The step prepared last is the one launched now.
+        self.clock.launched(mode, requests, self.controller.decided_steps - 1, self._context_tokens)
 
     def _before_draft(self, worker: Any, batch: Any, ledger: DraftLedger) -> None:
         """Bring the draft up to date before it drafts."""
@@ -389,11 +384,11 @@ class AdaptiveEngine:
             self.controller.fault(Fault.CATCH_UP, "the draft could not catch up", error)
             self._ledger.give_up(rows)
 
-    def _prepare_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
+    def _prepare_for_spec(self, batch: Any, requests: int) -> None:
         planned = self.release.plan_of(batch)
-        plan = StepPlan(Decision(Mode.SPEC, Reason.FAULT), self.release.batch_size(batch))
+        plan = StepPlan(Decision(Mode.SPEC, Reason.FAULT), requests)
         self.release.stamp(batch, plan)
-        self.release.reserve_for_spec(batch, prepare)
+        self.release.reserve_for_spec(batch, self.release.prepare_decode)
         # Preparing twice has claimed twice for a moment; the lengths are those of the first time.
         plan.host_seq_lens = planned.host_seq_lens if planned else None
 

@@ -83,6 +83,10 @@ class FakeRelease:
     def plan_of(self, batch):
         return batch.plan
 
+    def prepare_decode(self, batch):
+        # SGLang's own preparation is wrapped, so it comes by the engine once more.
+        self.engine.prepare(batch, lambda _: self.reserve_seen.append(reserve(self.engine)))
+
     def prepare_reserving(self, batch, reserve_tokens, upstream):
         self.prepared_with.append(reserve_tokens)
         return upstream(batch)
@@ -140,7 +144,7 @@ class FakeRelease:
 
         def seconds_a_step(mode, steps):
             # The wrapped worker comes by the engine, which must let these steps pass.
-            assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang", None) == "sglang"
+            assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang") == "sglang"
             return SECONDS[mode] * requests
 
         yield SimpleNamespace(requests=requests, context_tokens=context_tokens, seconds_a_step=seconds_a_step)
@@ -309,11 +313,7 @@ def run(engine: AdaptiveEngine, batch):
         engine.release.ran.append("sglang")
         return SimpleNamespace(mode=Mode.SPEC, tokens=3 * batch.requests)
 
-    def sglang_prepares(again):
-        # SGLang's own preparation is wrapped, so it comes by the engine once more.
-        engine.prepare(again, lambda _: engine.release.reserve_seen.append(reserve(engine)))
-
-    return engine.run(None, batch, None, sglang, sglang_prepares)
+    return engine.run(None, batch, None, sglang)
 
 
 def process(engine: AdaptiveEngine, batch, result):
@@ -635,7 +635,7 @@ def test_tokens_that_a_grammar_cuts_off_are_no_ones():
     batch.has_grammar = True
     prepare(engine, batch)
     launched = SimpleNamespace(mode=Mode.SPEC, tokens=9)
-    result = engine.run(None, batch, None, lambda: launched, None)
+    result = engine.run(None, batch, None, lambda: launched)
 
     def sglang(seen, _):
         batch.output_tokens += 7
