@@ -19,7 +19,7 @@ from sglang_adaptive_spec.engine.samples import SampleRelay, Verify
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.faults import Fault
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.policies import Policy, make_policy
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
@@ -41,7 +41,7 @@ _CONTEXT_STEPS = 64
 _FIT_STEPS = 32
 """Decode steps between two looks at the pool, however much room there is."""
 
-_SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, Reason.STEADY), batch_size=0)
+_SPEC_ESTIMATE = StepPlan(Mode.SPEC, batch_size=0)
 """A scope in which SGLang's own reserve holds."""
 
 
@@ -228,9 +228,9 @@ class AdaptiveEngine:
             controller = self.controller
             self._samples.at_step(controller.decided_steps, at_once=controller.policy.attentive)
             context_tokens = self._mean_context_tokens(batch, requests)
-        decision = self.controller.decide(requests, lambda: self._spec_surely_fits(batch), context_tokens)
-        plan = StepPlan(decision, requests)
-        if decision.mode is Mode.PLAIN:
+        mode = self.controller.decide(requests, lambda: self._spec_surely_fits(batch), context_tokens).mode
+        plan = StepPlan(mode, requests)
+        if mode is Mode.PLAIN:
             plan.reserve_tokens = self._plain_reserve_tokens()
         self.release.stamp(batch, plan)
         return plan
@@ -386,7 +386,7 @@ class AdaptiveEngine:
 
     def _prepare_for_spec(self, batch: Any, requests: int) -> None:
         planned = self.release.plan_of(batch)
-        plan = StepPlan(Decision(Mode.SPEC, Reason.FAULT), requests)
+        plan = StepPlan(Mode.SPEC, requests)
         self.release.stamp(batch, plan)
         self.release.reserve_for_spec(batch, self.release.prepare_decode)
         # Preparing twice has claimed twice for a moment; the lengths are those of the first time.

@@ -10,7 +10,7 @@ import torch
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.releases import families
 
 OLDER = ["Sglang0511", "Sglang0512"]
@@ -68,7 +68,7 @@ def prepared(adapter, mode: Mode) -> SimpleNamespace:
         req_pool_indices=torch.tensor([3, 5]),
         req_to_token_pool=SimpleNamespace(req_to_token=torch.arange(6 * 12, dtype=torch.int32).view(6, 12)),
     )
-    adapter.stamp(batch, StepPlan(Decision(mode, Reason.FIXED), 2))
+    adapter.stamp(batch, StepPlan(mode, 2))
     adapter.prepare_reserving(batch, None, lambda _: None)
     return batch
 
@@ -129,7 +129,7 @@ def test_what_needs_the_batch_itself_finds_it_behind_the_copy(adapter):
     adapter.carry(batch, copied)
     assert adapter.spec_steps_that_fit(copied) == 64 // (2 * 9)
 
-    instead = StepPlan(Decision(Mode.SPEC, Reason.FAULT), 2)
+    instead = StepPlan(Mode.SPEC, 2)
     adapter.stamp(copied, instead)
     for req in batch.reqs:
         req.decode_batch_idx = 1

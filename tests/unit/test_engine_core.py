@@ -402,7 +402,8 @@ def test_whether_speculation_fits_is_asked_of_sglangs_reserve():
 def test_a_batch_that_does_not_fit_is_planned_plain():
     engine = make_engine(THRESHOLD)
     engine.release.fits = 0
-    assert engine.plan(make_batch()).decision.reason is Reason.KV_PRESSURE
+    assert engine.plan(make_batch()).mode is Mode.PLAIN
+    assert engine.controller.switches[-1].reason is Reason.KV_PRESSURE
 
 
 def test_the_pool_is_looked_at_again_when_it_may_have_run_short_and_after_a_prefill():
@@ -415,7 +416,8 @@ def test_the_pool_is_looked_at_again_when_it_may_have_run_short_and_after_a_pref
     assert len(engine.release.reserve_seen) == 2
     prefill(engine, 8)
     engine.release.fits = 0
-    assert engine.plan(make_batch()).decision.reason is Reason.KV_PRESSURE
+    assert engine.plan(make_batch()).mode is Mode.PLAIN
+    assert engine.controller.switches[-1].reason is Reason.KV_PRESSURE
 
 
 def test_preparations_nest():
@@ -553,8 +555,8 @@ def test_a_mode_that_changed_after_preparation_runs_as_prepared():
     batch = make_batch()
     prepare(engine, batch)
     engine.plan(other := make_batch())
-    batch.plan.decision = other.plan.decision
     assert other.plan.mode is Mode.PLAIN
+    batch.plan.mode = other.plan.mode
     run(engine, batch)
     assert engine.release.ran == ["sglang"]
     assert faults(engine) == {Fault.PREPARATION: 1}

@@ -12,7 +12,7 @@ from fastapi import HTTPException
 
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patches import BEFORE_0_5_13, PATCHES
 from sglang_adaptive_spec.request_steps import VerifySteps
 
@@ -202,7 +202,7 @@ def resolve(plan: StepPlan | None, *, needs_cpu: bool = True) -> tuple[SimpleNam
 
 
 def plan(mode: Mode, host_seq_lens=None) -> StepPlan:
-    return StepPlan(Decision(mode, Reason.FIXED), 2, prepared=mode, host_seq_lens=host_seq_lens)
+    return StepPlan(mode, 2, prepared=mode, host_seq_lens=host_seq_lens)
 
 
 @pytest.mark.parametrize("needs_cpu", [True, False])
