@@ -87,8 +87,13 @@ class Controller:
         if decision.mode is Mode.SPEC and self.can_drop_to_plain and self._is_short(spec_fits):
             # A plain step needs one slot a request: better slower than a request thrown out.
             decision = Decision(Mode.PLAIN, Reason.KV_PRESSURE)
-        self._enter(decision, running_requests)
-        return Decision(Mode.SPEC, decision.reason) if self.dry_run else decision
+        if decision.mode is not self.mode:
+            self._switch(decision, running_requests)
+        self.decided_steps += 1
+        if self.dry_run:
+            self.dry_run_steps[decision.mode] += 1
+            return Decision(Mode.SPEC, decision.reason)
+        return decision
 
     def _ask_policy(self, seen: Observation) -> Decision:
         if self.faults.spec_only:
@@ -108,26 +113,22 @@ class Controller:
         self._short_until_step = step + _PRESSURE_STEPS
         return True
 
-    def _enter(self, decision: Decision, running_requests: int) -> None:
-        if decision.mode is not self.mode:
-            step = self.decided_steps
-            switch = Switch(step, self.mode, decision.mode, decision.reason, running_requests, time.time())
-            self.switches.append(switch)
-            self.switch_counts[decision.mode, decision.reason] += 1
-            logger.info(
-                "adaptive-spec%s: %s -> %s (%s), #running-req: %d, step %d",
-                " (dry run)" if self.dry_run else "",
-                switch.before.value,
-                switch.after.value,
-                switch.reason.value,
-                running_requests,
-                step,
-            )
-            self._stop_clock()
-            self.mode = decision.mode
-        self.decided_steps += 1
-        if self.dry_run:
-            self.dry_run_steps[decision.mode] += 1
+    def _switch(self, decision: Decision, running_requests: int) -> None:
+        step = self.decided_steps
+        switch = Switch(step, self.mode, decision.mode, decision.reason, running_requests, time.time())
+        self.switches.append(switch)
+        self.switch_counts[decision.mode, decision.reason] += 1
+        logger.info(
+            "adaptive-spec%s: %s -> %s (%s), #running-req: %d, step %d",
+            " (dry run)" if self.dry_run else "",
+            switch.before.value,
+            switch.after.value,
+            switch.reason.value,
+            running_requests,
+            step,
+        )
+        self._stop_clock()
+        self.mode = decision.mode
 
     def fault(self, kind: Fault, what: str, error: BaseException | None = None) -> None:
         """Count a fault of ours; repeated ones end switching."""

@@ -114,7 +114,9 @@ class StepCosts:
     def bucket(self, mode: Mode, requests: int) -> int:
         """The batch size that a step of so many requests is padded to."""
         sizes = self._bucket_of[mode]
-        return sizes[requests] if requests < len(sizes) else 1 << max(0, requests - 1).bit_length()
+        if requests < len(sizes):
+            return sizes[requests]
+        return 1 << (requests - 1).bit_length() if requests > 1 else 1
 
     @staticmethod
     def context_class(context_tokens: int) -> int:

@@ -479,7 +479,8 @@ class AdaptiveEngine:
         """Let SGLang process a decode result, a plain one as it would without speculation."""
         mode = self.release.mode_of_result(result)
         if mode is Mode.SPEC:
-            self._unresolved_spec_steps = max(0, self._unresolved_spec_steps - 1)
+            if self._unresolved_spec_steps:
+                self._unresolved_spec_steps -= 1
             seen = batch
         else:
             seen = self.release.as_plain_result_batch(batch)
@@ -495,8 +496,7 @@ class AdaptiveEngine:
         if counts_output:
             kept_tokens = self.release.output_tokens(batch) - before_tokens
         else:
-            kept_tokens = tokens - self.release.tokens_of(batch, result, left)
-        emitted_tokens = kept_tokens - self._overshoot_tokens
+            kept_tokens = tokens - self.release.tokens_of(batch, result, left) if left else tokens
         timed = self.clock.processed(mode)
         if timed is not None:
             if timed.after is not mode:
@@ -505,7 +505,7 @@ class AdaptiveEngine:
                 self._samples.timed(timed)
         if self._measures and mode is Mode.SPEC:
             self._samples.verified(requests, tokens)
-        self.controller.note_result(mode, requests, tokens, emitted_tokens)
+        self.controller.note_result(mode, requests, tokens, kept_tokens - self._overshoot_tokens)
         if self.telemetry is not None:
             self.telemetry.tick()
         return processed

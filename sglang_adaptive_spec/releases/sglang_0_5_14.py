@@ -415,7 +415,8 @@ class Sglang0514:
         return batch.req_pool_indices_cpu
 
     def is_decode(self, batch: Any) -> bool:
-        return bool(batch.forward_mode.is_decode() and not batch.is_extend_in_batch)
+        decode: bool = batch.forward_mode.is_decode() and not batch.is_extend_in_batch
+        return decode
 
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
         draft_input, seq_lens = batch.spec_info, batch.seq_lens
@@ -662,8 +663,6 @@ class Sglang0514:
         return requests, requests + getattr(result, self.accepted_drafts)
 
     def tokens_of(self, batch: Any, result: Any, reqs: list[Any]) -> int:
-        if not reqs:
-            return 0
         drafts = getattr(result, f"{self.accepted_drafts}_per_req_cpu") or [0] * len(batch.reqs)
         return sum(1 + drafts[i] for i, req in enumerate(batch.reqs) if req in reqs)
 
