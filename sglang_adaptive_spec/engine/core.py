@@ -38,9 +38,6 @@ _FEWEST_CHUNK_TOKENS = 4
 _CONTEXT_STEPS = 64
 """Decode steps between two looks at the batch's mean length, unless requests come or go."""
 
-_FIT_STEPS = 32
-"""Decode steps between two looks at the pool, however much room there is."""
-
 _SPEC_ESTIMATE = StepPlan(Mode.SPEC, batch_size=0)
 """A scope in which SGLang's own reserve holds."""
 
@@ -76,7 +73,6 @@ class AdaptiveEngine:
         # Verify results still on their way to the host: while there are any, the host's committed lengths lag.
         self._unresolved_spec_steps = 0
         self._scoped_plan: StepPlan | None = None
-        self._fits_until_step = 0
         # Requests that left since the last result: the step under way holds tokens that they don't get.
         self._left: list[Any] = []
         self._overshoot_tokens = 0
@@ -228,7 +224,7 @@ class AdaptiveEngine:
             controller = self.controller
             self._samples.at_step(controller.decided_steps, at_once=controller.policy.attentive)
             context_tokens = self._mean_context_tokens(batch, requests)
-        mode = self.controller.decide(requests, lambda: self._spec_surely_fits(batch), context_tokens).mode
+        mode = self.controller.decide(requests, lambda: self._spec_steps_that_fit(batch), context_tokens).mode
         plan = StepPlan(mode, requests)
         if mode is Mode.PLAIN:
             plan.reserve_tokens = self._plain_reserve_tokens()
@@ -275,13 +271,6 @@ class AdaptiveEngine:
         # One slot for the step; and while a verify result is outstanding, whatever it may have accepted.
         return self._most_accepted_tokens if self._unresolved_spec_steps else 1
 
-    def _spec_surely_fits(self, batch: Any) -> bool:
-        """Whether there is room for a speculative step, looked at again no sooner than it may have run short."""
-        step = self.controller.decided_steps
-        if step >= self._fits_until_step:
-            self._fits_until_step = step + min(self._spec_steps_that_fit(batch), _FIT_STEPS)
-        return step < self._fits_until_step
-
     def _spec_steps_that_fit(self, batch: Any) -> int:
         outer, self._scoped_plan = self._scoped_plan, _SPEC_ESTIMATE
         try:
@@ -306,8 +295,8 @@ class AdaptiveEngine:
             self._read_backlog(worker)
         if not self.release.is_decode(batch):
             self.clock.interrupted()
-            # It took slots, and its requests join the batch.
-            self._fits_until_step = self._context_requests = 0
+            self.controller.note_prefill()
+            self._context_requests = 0  # which its requests join
             prefilled = self._run_prefill(worker, batch, publish, upstream)
             # A prompt's next chunk is no other prefill.
             self._prefilled_last = self._backlog is not None and not self.release.prompts_go_on(batch)
