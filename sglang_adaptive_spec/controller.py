@@ -189,9 +189,11 @@ class Controller:
         try:
             for requests, tokens in verifies:
                 policy.note_verify(requests, tokens)
-            for mode, requests, seconds, after, _, context_tokens, _ in times:
-                note = policy.note_step if after is mode else policy.note_switch
-                note(mode, requests, context_tokens, seconds)
+            for step in times:
+                if step.after is step.mode:
+                    policy.note_step(step.mode, step.requests, step.context_tokens, step.seconds)
+                else:
+                    policy.note_switch(step.mode, step.requests, step.context_tokens, step.seconds)
         except Exception as error:
             self.fault(Fault.POLICY, "the policy failed", error)
 
