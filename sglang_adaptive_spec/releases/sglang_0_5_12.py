@@ -9,14 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.reads import ARGUMENTS, BATCH, DRAFT_INPUT, REQUEST, WORKER, attributes
 from sglang_adaptive_spec.releases.refusals_0_5_14 import UNSERVED, Unserved
 from sglang_adaptive_spec.releases.sglang_0_5_13 import Sglang0513
-from sglang_adaptive_spec.releases.sglang_0_5_14 import STEP_FIELDS, acceptance_kept, swapped
+from sglang_adaptive_spec.releases.sglang_0_5_14 import STEP_FIELDS, acceptance_kept, host_tensor, swapped
 
 _PLAN = "adaptive_spec_plan"
 _ROWS = "adaptive_spec_rows"
@@ -232,7 +230,7 @@ class Sglang0512(Sglang0513):
 
 
 def _rows(batch: Any) -> Any:
-    return torch.tensor([req.req_pool_idx for req in batch.reqs], dtype=torch.int64)
+    return host_tensor([req.req_pool_idx for req in batch.reqs])
 
 
 def _scheduled(batch: Any) -> Any:
