@@ -252,8 +252,9 @@ class AdaptiveEngine:
         plan.prepared = plan.mode
         if plan.prepared is Mode.PLAIN:
             self.release.claim(batch)
-        # For a plain step, and for the first speculative one after it, which the draft may have to catch up for.
-        if self.runtime is not None and not self._unresolved_spec_steps:
+        # For a plain step, and for a speculative one that the draft may have to catch up for.
+        needs_lengths = plan.mode is Mode.PLAIN or (self._ledger is not None and self._ledger.may_wait)
+        if needs_lengths and not self._unresolved_spec_steps:
             plan.host_seq_lens = self.release.host_seq_lens(batch)
         return prepared
 

@@ -468,6 +468,18 @@ def test_a_plain_step_knows_its_lengths_unless_a_verify_result_is_outstanding():
     assert steady.plan.host_seq_lens.tolist() == [FIRST_LENGTH] * 3
 
 
+def test_a_speculative_step_asks_for_lengths_where_something_may_wait_for_the_draft():
+    engine = make_engine(EVERY_OTHER)
+    asked = []
+    for _ in range(4):
+        batch = make_batch()
+        prepare(engine, batch)
+        process(engine, batch, run(engine, batch))
+        asked.append((batch.plan.mode, batch.plan.host_seq_lens is not None))
+    # The third one catches up with the second; before the first there was nothing.
+    assert asked == [(Mode.SPEC, False), (Mode.PLAIN, True), (Mode.SPEC, True), (Mode.PLAIN, True)]
+
+
 # --- run -------------------------------------------------------------------------------------------------
 
 
