@@ -73,7 +73,7 @@ class Controller:
         # What the policy wants, which a shortage of KV slots overrides without changing it.
         self._wanted = policy.initial_mode
         self._steps_wanted = 0
-        # What the last look at the pool said, and until when that holds.
+        # Until when the last look at the pool holds, by what it said.
         self._fits_until_step = self._short_until_step = 0
 
     def decide(
@@ -126,7 +126,7 @@ class Controller:
         return not steps
 
     def note_prefill(self) -> None:
-        """Count on no KV slots that were free before: a prefill took some, and its requests join the batch."""
+        """Count on no KV slots that were free before."""
         self._fits_until_step = 0
 
     def _switch(self, decision: Decision, running_requests: int) -> None:

@@ -296,8 +296,9 @@ class AdaptiveEngine:
             self._read_backlog(worker)
         if not self.release.is_decode(batch):
             self.clock.interrupted()
+            # It took slots, and its requests join the batch.
             self.controller.note_prefill()
-            self._context_requests = 0  # which its requests join
+            self._context_requests = 0
             prefilled = self._run_prefill(worker, batch, publish, upstream)
             # A prompt's next chunk is no other prefill.
             self._prefilled_last = self._backlog is not None and not self.release.prompts_go_on(batch)
