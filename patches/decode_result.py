@@ -17,7 +17,7 @@ def _process(plugin: Plugin, original: Callable[..., Any], processor: Any, args:
         return original(*args, **kwargs)
     batch = kwargs["batch"] if "batch" in kwargs else args[0]
     result = kwargs["result"] if "result" in kwargs else args[1]
-    return plugin.engine.process(batch, result, lambda seen: original(seen, result))
+    return plugin.engine.process(batch, result, original)
 
 
 PATCHES = (

@@ -14,7 +14,7 @@ def _prepare(plugin: Plugin, original: Callable[..., Any], draft_input: Any, arg
     if plugin.engine is None:
         return original(*args, **kwargs)
     batch = kwargs["batch"] if "batch" in kwargs else args[0]
-    return plugin.engine.prepare(batch, lambda: original(*args, **kwargs))
+    return plugin.engine.prepare(batch, original)
 
 
 PATCHES = (

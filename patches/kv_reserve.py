@@ -11,11 +11,8 @@ from sglang_adaptive_spec.patching import Patch
 
 def _reserve(plugin: Plugin, original: Callable[..., Any], instance: None, args: Any, kwargs: Any) -> Any:
     del instance
-    if plugin.engine is None:
-        return original(*args, **kwargs)
-    times = plugin.release.reserve_times
-    tokens = plugin.engine.reserve_tokens(lambda: times * original(*args, **kwargs))
-    return -(-tokens // times)
+    tokens = None if plugin.engine is None else plugin.engine.reserve_tokens()
+    return original(*args, **kwargs) if tokens is None else -(-tokens // plugin.release.reserve_times)
 
 
 PATCHES = (

@@ -14,7 +14,7 @@ def _forward(plugin: Plugin, original: Callable[..., Any], worker: Any, args: An
         return original(*args, **kwargs)
     batch = kwargs["batch"] if "batch" in kwargs else args[0]
     publish = kwargs.get("on_publish", args[1] if len(args) > 1 else None)
-    return plugin.engine.run(worker, batch, publish, lambda: original(*args, **kwargs), plugin.release.prepare_decode)
+    return plugin.engine.run(worker, batch, publish, lambda: original(*args, **kwargs))
 
 
 PATCHES = (

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
 
 from sglang_adaptive_spec.modes import Mode
 
 _RECENT_STEPS = 64
 
 
-class StepTime(NamedTuple):
+@dataclass(slots=True)  # neither frozen nor a NamedTuple: both take longer to make, and it is made at every step
+class StepTime:
     """One timed decode step.
 
     Attributes:

@@ -17,6 +17,8 @@ from sglang_adaptive_spec.policies import Observation, Policy
 logger = logging.getLogger(__name__)
 
 _SWITCHES_KEPT = 10
+_FIT_STEPS = 32
+"""Decode steps between two looks at the pool of KV slots, however much room there is."""
 _PRESSURE_STEPS = 16
 """Steps that stay plain once KV slots ran short: each return costs the draft a catch-up."""
 
@@ -71,24 +73,34 @@ class Controller:
         # What the policy wants, which a shortage of KV slots overrides without changing it.
         self._wanted = policy.initial_mode
         self._steps_wanted = 0
-        self._short_until_step = 0
+        # Until when the last look at the pool holds, by what it said.
+        self._fits_until_step = self._short_until_step = 0
 
-    def decide(self, running_requests: int, spec_fits: Callable[[], bool], context_tokens: int = 0) -> Decision:
+    def decide(
+        self, running_requests: int, spec_steps_that_fit: Callable[[], int], context_tokens: int = 0
+    ) -> Decision:
         """Choose the mode of the step being prepared.
 
         Args:
             running_requests: Requests in the batch.
-            spec_fits: Whether there are KV slots enough to speculate; asked only when it matters.
+            spec_steps_that_fit: How many steps there are KV slots for, if all of them speculate; asked only when it
+                matters.
             context_tokens: Mean context length of the batch; 0 where it is not known.
         """
         decision = self._ask_policy(Observation(running_requests, self._wanted, self._steps_wanted, context_tokens))
         self._steps_wanted = self._steps_wanted + 1 if decision.mode is self._wanted else 1
         self._wanted = decision.mode
-        if decision.mode is Mode.SPEC and self.can_drop_to_plain and self._is_short(spec_fits):
+        may_be_short = self.decided_steps >= self._fits_until_step
+        if may_be_short and decision.mode is Mode.SPEC and self._is_short(spec_steps_that_fit):
             # A plain step needs one slot a request: better slower than a request thrown out.
             decision = Decision(Mode.PLAIN, Reason.KV_PRESSURE)
-        self._enter(decision, running_requests)
-        return Decision(Mode.SPEC, decision.reason) if self.dry_run else decision
+        if decision.mode is not self.mode:
+            self._switch(decision, running_requests)
+        self.decided_steps += 1
+        if self.dry_run:
+            self.dry_run_steps[decision.mode] += 1
+            return Decision(Mode.SPEC, decision.reason)
+        return decision
 
     def _ask_policy(self, seen: Observation) -> Decision:
         if self.faults.spec_only:
@@ -99,35 +111,40 @@ class Controller:
             self.fault(Fault.POLICY, "the policy failed", error)
             return Decision(Mode.SPEC, Reason.FAULT)
 
-    def _is_short(self, spec_fits: Callable[[], bool]) -> bool:
+    def _is_short(self, spec_steps_that_fit: Callable[[], int]) -> bool:
+        """Whether the batch has to drop to plain for want of KV slots; the pool is looked at now and then."""
+        if not self.can_drop_to_plain:
+            return False
         step = self.decided_steps
         if step < self._short_until_step:
             return True
-        if spec_fits():
-            return False
-        self._short_until_step = step + _PRESSURE_STEPS
-        return True
+        steps = spec_steps_that_fit()
+        if steps:
+            self._fits_until_step = step + min(steps, _FIT_STEPS)
+        else:
+            self._short_until_step = step + _PRESSURE_STEPS
+        return not steps
 
-    def _enter(self, decision: Decision, running_requests: int) -> None:
-        if decision.mode is not self.mode:
-            step = self.decided_steps
-            switch = Switch(step, self.mode, decision.mode, decision.reason, running_requests, time.time())
-            self.switches.append(switch)
-            self.switch_counts[decision.mode, decision.reason] += 1
-            logger.info(
-                "adaptive-spec%s: %s -> %s (%s), #running-req: %d, step %d",
-                " (dry run)" if self.dry_run else "",
-                switch.before.value,
-                switch.after.value,
-                switch.reason.value,
-                running_requests,
-                step,
-            )
-            self._stop_clock()
-            self.mode = decision.mode
-        self.decided_steps += 1
-        if self.dry_run:
-            self.dry_run_steps[decision.mode] += 1
+    def note_prefill(self) -> None:
+        """Count on no KV slots that were free before."""
+        self._fits_until_step = 0
+
+    def _switch(self, decision: Decision, running_requests: int) -> None:
+        step = self.decided_steps
+        switch = Switch(step, self.mode, decision.mode, decision.reason, running_requests, time.time())
+        self.switches.append(switch)
+        self.switch_counts[decision.mode, decision.reason] += 1
+        logger.info(
+            "adaptive-spec%s: %s -> %s (%s), #running-req: %d, step %d",
+            " (dry run)" if self.dry_run else "",
+            switch.before.value,
+            switch.after.value,
+            switch.reason.value,
+            running_requests,
+            step,
+        )
+        self._stop_clock()
+        self.mode = decision.mode
 
     def fault(self, kind: Fault, what: str, error: BaseException | None = None) -> None:
         """Count a fault of ours; repeated ones end switching."""
@@ -172,9 +189,11 @@ class Controller:
         try:
             for requests, tokens in verifies:
                 policy.note_verify(requests, tokens)
-            for mode, requests, seconds, after, _, context_tokens, _ in times:
-                note = policy.note_step if after is mode else policy.note_switch
-                note(mode, requests, context_tokens, seconds)
+            for step in times:
+                if step.after is step.mode:
+                    policy.note_step(step.mode, step.requests, step.context_tokens, step.seconds)
+                else:
+                    policy.note_switch(step.mode, step.requests, step.context_tokens, step.seconds)
         except Exception as error:
             self.fault(Fault.POLICY, "the policy failed", error)
 

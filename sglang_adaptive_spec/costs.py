@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -99,7 +100,8 @@ class StepCosts:
         self.version = 0
         """Grows whenever an answer may have changed."""
         self._samples = 0
-        self._cells: dict[Mode, dict[tuple[int, int], _Cell]] = {mode: {} for mode in Mode}
+        # By bucket and context class; made when its first time comes in.
+        self._cells: dict[Mode, defaultdict[tuple[int, int], _Cell]] = {mode: defaultdict(_Cell) for mode in Mode}
         # What serving takes, as a multiple of what start-up measured; None while it can't be told.
         self._level: dict[Mode, float | None] = dict.fromkeys(Mode)
         self._served: set[Mode] = set()
@@ -114,7 +116,9 @@ class StepCosts:
     def bucket(self, mode: Mode, requests: int) -> int:
         """The batch size that a step of so many requests is padded to."""
         sizes = self._bucket_of[mode]
-        return sizes[requests] if requests < len(sizes) else 1 << max(0, requests - 1).bit_length()
+        if requests < len(sizes):
+            return sizes[requests]
+        return 1 << (requests - 1).bit_length() if requests > 1 else 1
 
     @staticmethod
     def context_class(context_tokens: int) -> int:
@@ -127,7 +131,7 @@ class StepCosts:
         """Take a start-up measurement; it holds until serving shows otherwise."""
         if 0.0 < seconds < _LONGEST_STEP_SECONDS:
             key = self.bucket(mode, requests), self.context_class(context_tokens)
-            self._cell(mode, key).seeded = seconds
+            self._cells[mode][key].seeded = seconds
             self._learned(mode, key)
 
     def observe(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
@@ -135,19 +139,12 @@ class StepCosts:
         if not 0.0 < seconds < _LONGEST_STEP_SECONDS:  # false for NaN, too
             return
         key = self.bucket(mode, requests), self.context_class(context_tokens)
-        cell = self._cell(mode, key)
+        cell = self._cells[mode][key]
         self._samples += 1
         cell.window.append(seconds)
         if len(cell.window) == BLOCK_STEPS:
             self._take_block(mode, cell)
             self._learned(mode, key)
-
-    def _cell(self, mode: Mode, key: tuple[int, int]) -> _Cell:
-        cells = self._cells[mode]
-        cell = cells.get(key)
-        if cell is None:
-            cell = cells[key] = _Cell()
-        return cell
 
     def _take_block(self, mode: Mode, cell: _Cell) -> None:
         window = sorted(cell.window)

@@ -42,7 +42,7 @@ class Reason(str, Enum):
     FAULT = "a fault of the plugin"
 
 
-class Decision(NamedTuple):  # half a dataclass's time to make, and made at every step
+class Decision(NamedTuple):  # half a frozen dataclass's time to make
     """The mode of one decode step."""
 
     mode: Mode

@@ -19,7 +19,7 @@ from sglang_adaptive_spec.engine.samples import SampleRelay, Verify
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.faults import Fault
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.policies import Policy, make_policy
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
@@ -38,10 +38,7 @@ _FEWEST_CHUNK_TOKENS = 4
 _CONTEXT_STEPS = 64
 """Decode steps between two looks at the batch's mean length, unless requests come or go."""
 
-_FIT_STEPS = 32
-"""Decode steps between two looks at the pool, however much room there is."""
-
-_SPEC_ESTIMATE = StepPlan(Decision(Mode.SPEC, Reason.STEADY), batch_size=0)
+_SPEC_ESTIMATE = StepPlan(Mode.SPEC, batch_size=0)
 """A scope in which SGLang's own reserve holds."""
 
 
@@ -76,7 +73,6 @@ class AdaptiveEngine:
         # Verify results still on their way to the host: while there are any, the host's committed lengths lag.
         self._unresolved_spec_steps = 0
         self._scoped_plan: StepPlan | None = None
-        self._fits_until_step = 0
         # Requests that left since the last result: the step under way holds tokens that they don't get.
         self._left: list[Any] = []
         self._overshoot_tokens = 0
@@ -228,9 +224,9 @@ class AdaptiveEngine:
             controller = self.controller
             self._samples.at_step(controller.decided_steps, at_once=controller.policy.attentive)
             context_tokens = self._mean_context_tokens(batch, requests)
-        decision = self.controller.decide(requests, lambda: self._spec_surely_fits(batch), context_tokens)
-        plan = StepPlan(decision, requests)
-        if decision.mode is Mode.PLAIN:
+        mode = self.controller.decide(requests, lambda: self._spec_steps_that_fit(batch), context_tokens).mode
+        plan = StepPlan(mode, requests)
+        if mode is Mode.PLAIN:
             plan.reserve_tokens = self._plain_reserve_tokens()
         self.release.stamp(batch, plan)
         return plan
@@ -243,46 +239,38 @@ class AdaptiveEngine:
             self._context_tokens = self.release.mean_context_tokens(batch)
         return self._context_tokens
 
-    def prepare(self, batch: Any, upstream: Callable[[], Any]) -> Any:
+    def prepare(self, batch: Any, upstream: Callable[[Any], Any]) -> Any:
         """Let SGLang allocate for the planned mode."""
         plan = self.release.plan_of(batch)
         if plan is None:
-            return upstream()
+            return upstream(batch)
         outer, self._scoped_plan = self._scoped_plan, plan
         try:
-            with self.release.preparing(batch, plan.reserve_tokens):
-                prepared = upstream()
+            prepared = self.release.prepare_reserving(batch, plan.reserve_tokens, upstream)
         finally:
             self._scoped_plan = outer
         plan.prepared = plan.mode
         if plan.prepared is Mode.PLAIN:
             self.release.claim(batch)
-        # For a plain step, and for the first speculative one after it, which the draft may have to catch up for.
-        if self.runtime is not None and not self._unresolved_spec_steps:
+        # For a plain step, and for a speculative one that the draft may have to catch up for.
+        needs_lengths = plan.mode is Mode.PLAIN or (self._ledger is not None and self._ledger.may_wait)
+        if needs_lengths and not self._unresolved_spec_steps:
             plan.host_seq_lens = self.release.host_seq_lens(batch)
         return prepared
 
-    def reserve_tokens(self, upstream: Callable[[], int]) -> int:
-        """KV slots to ensure past a request's committed length.
+    def reserve_tokens(self) -> int | None:
+        """KV slots to ensure past a request's committed length; None for SGLang's own reserve.
 
         While a step is being prepared, its plan says. Otherwise SGLang asks for an estimate, to decide on
         retraction: a batch that may drop to plain needs no more than that.
         """
         if self._scoped_plan is not None:
-            reserve = self._scoped_plan.reserve_tokens
-            return upstream() if reserve is None else reserve
-        return self._plain_reserve_tokens() if self.controller.can_drop_to_plain else upstream()
+            return self._scoped_plan.reserve_tokens
+        return self._plain_reserve_tokens() if self.controller.can_drop_to_plain else None
 
     def _plain_reserve_tokens(self) -> int:
         # One slot for the step; and while a verify result is outstanding, whatever it may have accepted.
         return self._most_accepted_tokens if self._unresolved_spec_steps else 1
-
-    def _spec_surely_fits(self, batch: Any) -> bool:
-        """Whether there is room for a speculative step, looked at again no sooner than it may have run short."""
-        step = self.controller.decided_steps
-        if step >= self._fits_until_step:
-            self._fits_until_step = step + min(self._spec_steps_that_fit(batch), _FIT_STEPS)
-        return step < self._fits_until_step
 
     def _spec_steps_that_fit(self, batch: Any) -> int:
         outer, self._scoped_plan = self._scoped_plan, _SPEC_ESTIMATE
@@ -293,7 +281,7 @@ class AdaptiveEngine:
 
     # --- the worker --------------------------------------------------------------------------------------
 
-    def run(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any], prepare: Any) -> Any:
+    def run(self, worker: Any, batch: Any, publish: Any, upstream: Callable[[], Any]) -> Any:
         """Run a batch in the mode it was prepared for.
 
         Args:
@@ -301,7 +289,6 @@ class AdaptiveEngine:
             batch: The batch, within the scheduler's snapshot and restore.
             publish: Called with the new sequence lengths as soon as they are known; None without overlap.
             upstream: SGLang's own forward.
-            prepare: SGLang's own preparation of a decode batch, for a fallback.
         """
         if self._measuring:
             return upstream()
@@ -310,56 +297,53 @@ class AdaptiveEngine:
         if not self.release.is_decode(batch):
             self.clock.interrupted()
             # It took slots, and its requests join the batch.
-            self._fits_until_step = self._context_requests = 0
+            self.controller.note_prefill()
+            self._context_requests = 0
             prefilled = self._run_prefill(worker, batch, publish, upstream)
             # A prompt's next chunk is no other prefill.
             self._prefilled_last = self._backlog is not None and not self.release.prompts_go_on(batch)
             return prefilled
         self._prefilled_last = False
-        mode, complaint = settle_mode(self.release.plan_of(batch), self.release.batch_size(batch))
+        requests = self.release.batch_size(batch)
+        mode, complaint = settle_mode(self.release.plan_of(batch), requests)
         if complaint:
             self.controller.fault(Fault.PREPARATION, complaint)
         if mode is Mode.PLAIN:
             try:
-                return self._launch_plain(worker, batch, publish)
+                return self._launch_plain(worker, batch, publish, requests)
             except Exception as error:
                 self.controller.fault(Fault.PLAIN_STEP, "a plain step failed", error)
                 if self._ledger is not None:
                     self._ledger.forget_from(self.release.rows(batch), self.release.positions(batch))
             if not self._spec_steps_that_fit(batch):
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
-                return self._launch_plain(worker, batch, publish)
-            self._prepare_for_spec(batch, prepare)
+                return self._launch_plain(worker, batch, publish, requests)
+            self._prepare_for_spec(batch, requests)
         self._read_backlog(worker)
         if self._ledger is not None and self._ledger.may_wait:
             self._before_draft(worker, batch, self._ledger)
         self._unresolved_spec_steps += 1
         launched = upstream()
         self.release.expect_cuts(batch, launched)
-        self._note_launch(Mode.SPEC, batch)
+        self._note_launch(Mode.SPEC, requests)
         return launched
 
-    def _launch_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
-        launched = self._run_plain(worker, batch, publish)
-        assert self._plain_steps is not None, "made with the runtime"
-        self._plain_steps.launched()
-        self._note_launch(Mode.PLAIN, batch)
-        return launched
-
-    def _note_launch(self, mode: Mode, batch: Any) -> None:
-        # The step prepared last is the one launched now.
-        number = self.controller.decided_steps - 1
-        self.clock.launched(mode, self.release.batch_size(batch), number, self._context_tokens)
-
-    def _run_plain(self, worker: Any, batch: Any, publish: Any) -> Any:
+    def _launch_plain(self, worker: Any, batch: Any, publish: Any, requests: int) -> Any:
         assert self.runtime is not None, "no policy asks for plain steps that can't be run"
-        result = self.release.run_plain_decode(worker, self.runtime, batch, publish)
+        assert self._plain_steps is not None, "made with the runtime"
+        launched = self.release.run_plain_decode(worker, self.runtime, batch, publish)
         if self._ledger is not None:
             rows, positions = self.release.rows(batch), self.release.positions(batch)
             if self._ledger.note(rows, positions):
-                draft_input = self.release.next_draft_input(result)
+                draft_input = self.release.next_draft_input(launched)
                 self._catch_up(worker, batch, draft_input, positions + 1, drafts_next=False)
-        return result
+        self._plain_steps.launched()
+        self._note_launch(Mode.PLAIN, requests)
+        return launched
+
+    def _note_launch(self, mode: Mode, requests: int) -> None:
+        # The step prepared last is the one launched now.
+        self.clock.launched(mode, requests, self.controller.decided_steps - 1, self._context_tokens)
 
     def _before_draft(self, worker: Any, batch: Any, ledger: DraftLedger) -> None:
         """Bring the draft up to date before it drafts."""
@@ -391,11 +375,11 @@ class AdaptiveEngine:
             self.controller.fault(Fault.CATCH_UP, "the draft could not catch up", error)
             self._ledger.give_up(rows)
 
-    def _prepare_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
+    def _prepare_for_spec(self, batch: Any, requests: int) -> None:
         planned = self.release.plan_of(batch)
-        plan = StepPlan(Decision(Mode.SPEC, Reason.FAULT), self.release.batch_size(batch))
+        plan = StepPlan(Mode.SPEC, requests)
         self.release.stamp(batch, plan)
-        self.release.reserve_for_spec(batch, prepare)
+        self.release.reserve_for_spec(batch, self.release.prepare_decode)
         # Preparing twice has claimed twice for a moment; the lengths are those of the first time.
         plan.host_seq_lens = planned.host_seq_lens if planned else None
 
@@ -482,11 +466,12 @@ class AdaptiveEngine:
 
     # --- results -----------------------------------------------------------------------------------------
 
-    def process(self, batch: Any, result: Any, upstream: Callable[[Any], Any]) -> Any:
+    def process(self, batch: Any, result: Any, upstream: Callable[[Any, Any], Any]) -> Any:
         """Let SGLang process a decode result, a plain one as it would without speculation."""
         mode = self.release.mode_of_result(result)
         if mode is Mode.SPEC:
-            self._unresolved_spec_steps = max(0, self._unresolved_spec_steps - 1)
+            if self._unresolved_spec_steps:
+                self._unresolved_spec_steps -= 1
             seen = batch
         else:
             seen = self.release.as_plain_result_batch(batch)
@@ -497,13 +482,12 @@ class AdaptiveEngine:
         # A look at every request, twice, costs more than all else that is done here: only where nothing else tells.
         counts_output = self.release.may_be_cut(result)
         before_tokens = self.release.output_tokens(batch) if counts_output else 0
-        processed = upstream(seen)
+        processed = upstream(seen, result)
         requests, tokens = self.release.result_counts(seen, result)
         if counts_output:
             kept_tokens = self.release.output_tokens(batch) - before_tokens
         else:
-            kept_tokens = tokens - self.release.tokens_of(batch, result, left)
-        emitted_tokens = kept_tokens - self._overshoot_tokens
+            kept_tokens = tokens - self.release.tokens_of(batch, result, left) if left else tokens
         timed = self.clock.processed(mode)
         if timed is not None:
             if timed.after is not mode:
@@ -512,7 +496,7 @@ class AdaptiveEngine:
                 self._samples.timed(timed)
         if self._measures and mode is Mode.SPEC:
             self._samples.verified(requests, tokens)
-        self.controller.note_result(mode, requests, tokens, emitted_tokens)
+        self.controller.note_result(mode, requests, tokens, kept_tokens - self._overshoot_tokens)
         if self.telemetry is not None:
             self.telemetry.tick()
         return processed

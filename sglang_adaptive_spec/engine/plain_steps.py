@@ -33,7 +33,8 @@ class PlainSteps:
 
     def processed(self) -> None:
         """The result of the oldest plain step under way is about to be processed."""
-        self._under_way = max(0, self._under_way - 1)
+        if self._under_way:
+            self._under_way -= 1
 
     def taken(self, row: int) -> int:
         """Plain steps since its prefill whose tokens a request that leaves now has got."""

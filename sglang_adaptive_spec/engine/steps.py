@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_adaptive_spec.errors import PreparationMismatch
-from sglang_adaptive_spec.modes import Decision, Mode
+from sglang_adaptive_spec.modes import Mode
 
 
 @dataclass(slots=True)
@@ -14,7 +14,7 @@ class StepPlan:
     """What was decided for one decode step, and what its batch was prepared for.
 
     Attributes:
-        decision: The mode and its reason.
+        mode: The mode that was chosen.
         batch_size: Requests in the batch when it was prepared.
         reserve_tokens: KV slots ensured past each request's committed length; None for SGLang's own reserve.
         prepared: The mode that slots were allocated for; None until they are.
@@ -22,15 +22,11 @@ class StepPlan:
             knows them without asking the GPU.
     """
 
-    decision: Decision
+    mode: Mode
     batch_size: int
     reserve_tokens: int | None = None
     prepared: Mode | None = None
     host_seq_lens: Any | None = None
-
-    @property
-    def mode(self) -> Mode:
-        return self.decision.mode
 
 
 def settle_mode(plan: StepPlan | None, batch_size: int) -> tuple[Mode, str | None]:

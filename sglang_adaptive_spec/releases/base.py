@@ -155,11 +155,12 @@ class Release(Protocol):
     def reserve_times(self) -> int:
         """How many of the reserves that the patched functions answer SGLang adds up to one."""
 
-    def preparing(self, batch: Any, reserve_tokens: int | None) -> AbstractContextManager[None]:
-        """What SGLang prepares a decode batch within.
+    def prepare_reserving(self, batch: Any, reserve_tokens: int | None, upstream: Callable[[Any], Any]) -> Any:
+        """Let SGLang prepare a decode batch, while the patched functions answer with its reserve.
 
         Args:
             reserve_tokens: KV slots to ensure past each request's committed length; None for SGLang's own reserve.
+            upstream: SGLang's own preparation.
         """
 
     def carry(self, batch: Any, copied: Any) -> None:

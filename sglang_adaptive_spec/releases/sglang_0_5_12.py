@@ -9,14 +9,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
 from sglang_adaptive_spec.releases.reads import ARGUMENTS, BATCH, DRAFT_INPUT, REQUEST, WORKER, attributes
 from sglang_adaptive_spec.releases.refusals_0_5_14 import UNSERVED, Unserved
 from sglang_adaptive_spec.releases.sglang_0_5_13 import Sglang0513
-from sglang_adaptive_spec.releases.sglang_0_5_14 import STEP_FIELDS, acceptance_kept, swapped
+from sglang_adaptive_spec.releases.sglang_0_5_14 import STEP_FIELDS, acceptance_kept, host_tensor, swapped
 
 _PLAN = "adaptive_spec_plan"
 _ROWS = "adaptive_spec_rows"
@@ -115,13 +113,11 @@ class Sglang0512(Sglang0513):
 
     # --- the batch and the copy of it that the worker gets -----------------------------------------------
 
-    @contextmanager
-    def preparing(self, batch: Any, reserve_tokens: int | None) -> Iterator[None]:
+    def prepare_reserving(self, batch: Any, reserve_tokens: int | None, upstream: Callable[[Any], Any]) -> Any:
         # A grammar lets results be processed before the worker gets the batch: a request may have left its row by then.
         setattr(batch, _ROWS, _rows(batch))
         if reserve_tokens is None:
-            yield
-            return
+            return upstream(batch)
         # SGLang allocates up to twice a number past the committed length, so what is odd goes into that length.
         twice = reserve_tokens + reserve_tokens % 2
         shifts = [
@@ -130,7 +126,7 @@ class Sglang0512(Sglang0513):
         ]
         _shift(batch.reqs, shifts)
         try:
-            yield
+            return upstream(batch)
         finally:
             _shift(batch.reqs, [-shift for shift in shifts])
 
@@ -234,7 +230,7 @@ class Sglang0512(Sglang0513):
 
 
 def _rows(batch: Any) -> Any:
-    return torch.tensor([req.req_pool_idx for req in batch.reqs], dtype=torch.int64)
+    return host_tensor([req.req_pool_idx for req in batch.reqs])
 
 
 def _scheduled(batch: Any) -> Any:

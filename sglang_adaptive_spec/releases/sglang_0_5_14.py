@@ -226,10 +226,9 @@ class Sglang0514:
     def prepare_decode(self, batch: Any) -> None:
         batch.spec_info.prepare_for_decode(batch)
 
-    def preparing(self, batch: Any, reserve_tokens: int | None) -> AbstractContextManager[None]:
-        """Nothing but the reserve, which is a function's answer."""
-        del batch, reserve_tokens
-        return nullcontext()
+    def prepare_reserving(self, batch: Any, reserve_tokens: int | None, upstream: Callable[[Any], Any]) -> Any:
+        del reserve_tokens  # the answer is all that it takes
+        return upstream(batch)
 
     def carry(self, batch: Any, copied: Any) -> None:
         """The worker gets the batch itself."""
@@ -238,9 +237,8 @@ class Sglang0514:
         """Preparation has claimed the slot of the step, as it does without speculation."""
 
     def host_seq_lens(self, batch: Any) -> Any:
-        # Preparation has already claimed the slot of this step, hence the -1.
-        # By way of numpy, which reads a list of numbers in a third of torch's time.
-        return torch.from_numpy(np.array([length - 1 for length in self._committed(batch)], dtype=np.int64))
+        # Preparation has already claimed the slot of this step.
+        return host_tensor(self._committed(batch, less=1))
 
     def mean_context_tokens(self, batch: Any) -> int:
         lengths = batch.seq_lens_cpu
@@ -416,7 +414,8 @@ class Sglang0514:
         return batch.req_pool_indices_cpu
 
     def is_decode(self, batch: Any) -> bool:
-        return bool(batch.forward_mode.is_decode() and not batch.is_extend_in_batch)
+        decode: bool = batch.forward_mode.is_decode() and not batch.is_extend_in_batch
+        return decode
 
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
         draft_input, seq_lens = batch.spec_info, batch.seq_lens
@@ -663,8 +662,6 @@ class Sglang0514:
         return requests, requests + getattr(result, self.accepted_drafts)
 
     def tokens_of(self, batch: Any, result: Any, reqs: list[Any]) -> int:
-        if not reqs:
-            return 0
         drafts = getattr(result, f"{self.accepted_drafts}_per_req_cpu") or [0] * len(batch.reqs)
         return sum(1 + drafts[i] for i, req in enumerate(batch.reqs) if req in reqs)
 
@@ -754,8 +751,9 @@ class Sglang0514:
         """What holds a request's row and its committed length."""
         return req
 
-    def _committed(self, batch: Any) -> list[int]:
-        return [req.kv_committed_len for req in batch.reqs]
+    def _committed(self, batch: Any, less: int = 0) -> list[int]:
+        """The requests' committed lengths, less what is committed ahead of its step."""
+        return [req.kv_committed_len - less for req in batch.reqs]
 
     def _tp_group(self, worker: Any) -> Any:
         return worker.target_worker.model_runner.tp_group
@@ -905,6 +903,11 @@ def _shallow_copy(original: Any) -> Any:
     made = object.__new__(type(original))
     made.__dict__.update(original.__dict__)
     return made
+
+
+def host_tensor(numbers: list[int]) -> torch.Tensor:
+    """``torch.tensor``, int64, by way of numpy, which reads a list of numbers in a third of the time."""
+    return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
 class _DeviceStopwatch:

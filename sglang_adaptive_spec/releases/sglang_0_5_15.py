@@ -24,7 +24,7 @@ from sglang_adaptive_spec.releases.reads import (
     WORKER,
     attributes,
 )
-from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
+from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514, host_tensor
 
 HIDDEN_SIZES = (
     f"{EAGLE_UTILS}:get_draft_input_from_target_hidden_dim",
@@ -72,7 +72,7 @@ class Sglang0515(Sglang0514):
     def host_seq_lens(self, batch: Any) -> Any:
         plan = self.plan_of(batch)
         claimed = plan is not None and plan.mode is Mode.PLAIN
-        return super().host_seq_lens(batch) if claimed else torch.tensor(self._committed(batch), dtype=torch.int64)
+        return super().host_seq_lens(batch) if claimed else host_tensor(self._committed(batch))
 
     def report_plain_steps(self, req: Any, plain_steps: int) -> None:
         """Nothing but plain numbers gets through SGLang's messages, and none of them is free for this one."""

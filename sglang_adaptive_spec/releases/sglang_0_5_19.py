@@ -91,8 +91,8 @@ class Sglang0519(Sglang0517):
 
         return bool(decide_needs_cpu_seq_lens(worker.spec_v2_attn_backends))
 
-    def _committed(self, batch: Any) -> list[int]:
-        return [req.kv.kv_committed_len for req in batch.reqs]
+    def _committed(self, batch: Any, less: int = 0) -> list[int]:
+        return [req.kv.kv_committed_len - less for req in batch.reqs]
 
     def _decode_graph_config(self, runner: Any) -> Any:
         del runner

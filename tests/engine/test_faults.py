@@ -34,7 +34,6 @@ def due(name):
 def register():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang_adaptive_spec import faults
-    from sglang_adaptive_spec.modes import Decision, Mode, Reason
     from sglang_adaptive_spec.policies import AlternatePolicy
     from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
 
@@ -61,8 +60,7 @@ def register():
     def turn_around(result, batch, *args, **kwargs):
         plan = getattr(batch, "adaptive_spec_plan", None)
         if plan is not None and due("a plan turned around"):
-            other = Mode.SPEC if plan.mode is Mode.PLAIN else Mode.PLAIN
-            plan.decision = Decision(other, Reason.FORCED)
+            plan.mode = plan.mode.other
 
     Sglang0514.run_plain_decode, Sglang0514.catch_up, AlternatePolicy.decide = fail_plain, fail_catch_up, fail_decide
     target = "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_adaptive_spec.engine.steps import StepPlan
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.releases import families
 from sglang_adaptive_spec.releases.arguments import Arguments
 
@@ -33,7 +33,7 @@ def lengths(batch) -> list[int]:
 def prepared(adapter, mode: Mode) -> SimpleNamespace:
     """A batch whose two requests had 5 and 9 positions committed, after its preparation in a mode."""
     batch = SimpleNamespace(reqs=requests(adapter, 5, 9))
-    adapter.stamp(batch, StepPlan(Decision(mode, Reason.FIXED), 2))
+    adapter.stamp(batch, StepPlan(mode, 2))
     if type(adapter).__name__ in COMMITTED_BY_SGLANG:
         for req in batch.reqs:
             req.kv_committed_len += 1

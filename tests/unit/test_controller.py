@@ -13,12 +13,12 @@ from sglang_adaptive_spec.policies import FixedPolicy, ThresholdPolicy, make_pol
 LOGGER = "sglang_adaptive_spec"
 
 
-def fits() -> bool:
-    return True
+def fits() -> int:
+    return 1
 
 
-def fits_not() -> bool:
-    return False
+def fits_not() -> int:
+    return 0
 
 
 class FailingPolicy(ThresholdPolicy):
@@ -30,8 +30,8 @@ class FailingPolicy(ThresholdPolicy):
         return super().decide(seen)
 
 
-def drive(controller: Controller, loads, spec_fits=fits) -> str:
-    return "".join(controller.decide(running, spec_fits).mode.value[0] for running in loads)
+def drive(controller: Controller, loads, spec_steps_that_fit=fits) -> str:
+    return "".join(controller.decide(running, spec_steps_that_fit).mode.value[0] for running in loads)
 
 
 # --- counters --------------------------------------------------------------------------------------------
@@ -135,11 +135,29 @@ def test_a_shortage_of_slots_does_not_change_what_the_policy_wants():
 
 
 def test_slots_are_not_asked_for_where_they_do_not_matter():
-    def unexpected() -> bool:
+    def unexpected() -> int:
         raise AssertionError("an estimate walks all requests")
 
     assert drive(Controller(FixedPolicy(Mode.PLAIN)), [1, 2], unexpected) == "pp"
     assert drive(Controller(FixedPolicy(Mode.SPEC)), [1, 2], unexpected) == "ss"
+
+
+@pytest.mark.parametrize(
+    ("steps_that_fit", "asked_at"), [(1, list(range(40))), (3, list(range(0, 40, 3))), (99, [0, 32])]
+)
+def test_slots_are_asked_for_again_once_they_may_have_run_short_and_now_and_then(steps_that_fit, asked_at):
+    controller = Controller(ThresholdPolicy(4, 3, 1))
+    asked: list[int] = []
+
+    def fit() -> int:
+        asked.append(controller.decided_steps)
+        return steps_that_fit
+
+    assert drive(controller, [2] * 40, fit) == "s" * 40
+    assert asked == asked_at
+    controller.note_prefill()
+    drive(controller, [2], fit)
+    assert asked[-1] == 40
 
 
 @pytest.mark.parametrize(

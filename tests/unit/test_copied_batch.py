@@ -10,7 +10,7 @@ import torch
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.releases import families
 
 OLDER = ["Sglang0511", "Sglang0512"]
@@ -37,24 +37,27 @@ def sglang_prepares(batch: SimpleNamespace, half_reserve: int) -> None:
 @pytest.mark.parametrize("reserve_tokens", [1, 4, 5])
 def test_a_plain_step_allocates_what_it_needs_and_gives_nothing_back(adapter, reserve_tokens):
     batch = SimpleNamespace(reqs=[request_of(7, 7), request_of(7, 8), request_of(7, 30)])
-    with adapter.preparing(batch, reserve_tokens):
-        # As the wrapped function answers.
-        sglang_prepares(batch, -(-reserve_tokens // adapter.reserve_times))
+    # As the wrapped function answers.
+    half_reserve = -(-reserve_tokens // adapter.reserve_times)
+    adapter.prepare_reserving(batch, reserve_tokens, lambda batch: sglang_prepares(batch, half_reserve))
     assert [req.kv_allocated_len for req in batch.reqs] == [max(each, 7 + reserve_tokens) for each in (7, 8, 30)]
     assert [req.kv_committed_len for req in batch.reqs] == [8, 8, 8]
 
 
 def test_a_speculative_step_allocates_what_sglang_says(adapter):
     batch = SimpleNamespace(reqs=[request_of(7, 9)])
-    with adapter.preparing(batch, None):
-        sglang_prepares(batch, 4)
+    adapter.prepare_reserving(batch, None, lambda batch: sglang_prepares(batch, 4))
     assert (batch.reqs[0].kv_allocated_len, batch.reqs[0].kv_committed_len) == (15, 8)
 
 
 def test_a_failed_preparation_leaves_lengths_as_they_were(adapter):
     batch = SimpleNamespace(reqs=[request_of(7, 7)])
-    with pytest.raises(RuntimeError), adapter.preparing(batch, 1):
-        raise RuntimeError("out of memory")
+
+    def out_of_memory(_):
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        adapter.prepare_reserving(batch, 1, out_of_memory)
     assert batch.reqs[0].kv_committed_len == 7
 
 
@@ -65,9 +68,8 @@ def prepared(adapter, mode: Mode) -> SimpleNamespace:
         req_pool_indices=torch.tensor([3, 5]),
         req_to_token_pool=SimpleNamespace(req_to_token=torch.arange(6 * 12, dtype=torch.int32).view(6, 12)),
     )
-    adapter.stamp(batch, StepPlan(Decision(mode, Reason.FIXED), 2))
-    with adapter.preparing(batch, None):
-        pass
+    adapter.stamp(batch, StepPlan(mode, 2))
+    adapter.prepare_reserving(batch, None, lambda _: None)
     return batch
 
 
@@ -127,7 +129,7 @@ def test_what_needs_the_batch_itself_finds_it_behind_the_copy(adapter):
     adapter.carry(batch, copied)
     assert adapter.spec_steps_that_fit(copied) == 64 // (2 * 9)
 
-    instead = StepPlan(Decision(Mode.SPEC, Reason.FAULT), 2)
+    instead = StepPlan(Mode.SPEC, 2)
     adapter.stamp(copied, instead)
     for req in batch.reqs:
         req.decode_batch_idx = 1

@@ -1,7 +1,7 @@
 """The engine on a stand-in for SGLang: which reserve, which path, which account, for each step."""
 
 import json
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -83,9 +83,13 @@ class FakeRelease:
     def plan_of(self, batch):
         return batch.plan
 
-    def preparing(self, batch, reserve_tokens):
+    def prepare_decode(self, batch):
+        # SGLang's own preparation is wrapped, so it comes by the engine once more.
+        self.engine.prepare(batch, lambda _: self.reserve_seen.append(reserve(self.engine)))
+
+    def prepare_reserving(self, batch, reserve_tokens, upstream):
         self.prepared_with.append(reserve_tokens)
-        return nullcontext()
+        return upstream(batch)
 
     def claim(self, batch):
         batch.claimed = True
@@ -140,7 +144,7 @@ class FakeRelease:
 
         def seconds_a_step(mode, steps):
             # The wrapped worker comes by the engine, which must let these steps pass.
-            assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang", None) == "sglang"
+            assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang") == "sglang"
             return SECONDS[mode] * requests
 
         yield SimpleNamespace(requests=requests, context_tokens=context_tokens, seconds_a_step=seconds_a_step)
@@ -290,7 +294,8 @@ def asked(settings: Settings) -> dict:
 
 def reserve(engine: AdaptiveEngine) -> int:
     """What SGLang hears when it asks how many slots to ensure."""
-    return engine.reserve_tokens(lambda: SGLANG_RESERVE)
+    tokens = engine.reserve_tokens()
+    return SGLANG_RESERVE if tokens is None else tokens
 
 
 def faults(engine: AdaptiveEngine) -> dict[Fault, int]:
@@ -300,7 +305,7 @@ def faults(engine: AdaptiveEngine) -> dict[Fault, int]:
 def prepare(engine: AdaptiveEngine, batch) -> int:
     """Plan and prepare a step as SGLang would; the slots it was told to ensure."""
     engine.plan(batch)
-    return engine.prepare(batch, lambda: reserve(engine))
+    return engine.prepare(batch, lambda _: reserve(engine))
 
 
 def run(engine: AdaptiveEngine, batch):
@@ -308,15 +313,11 @@ def run(engine: AdaptiveEngine, batch):
         engine.release.ran.append("sglang")
         return SimpleNamespace(mode=Mode.SPEC, tokens=3 * batch.requests)
 
-    def sglang_prepares(again):
-        # SGLang's own preparation is wrapped, so it comes by the engine once more.
-        engine.prepare(again, lambda: engine.release.reserve_seen.append(reserve(engine)))
-
-    return engine.run(None, batch, None, sglang, sglang_prepares)
+    return engine.run(None, batch, None, sglang)
 
 
 def process(engine: AdaptiveEngine, batch, result):
-    return engine.process(batch, result, lambda seen: seen)
+    return engine.process(batch, result, lambda seen, _: seen)
 
 
 def step(engine: AdaptiveEngine, requests: int = 2) -> int:
@@ -401,7 +402,8 @@ def test_whether_speculation_fits_is_asked_of_sglangs_reserve():
 def test_a_batch_that_does_not_fit_is_planned_plain():
     engine = make_engine(THRESHOLD)
     engine.release.fits = 0
-    assert engine.plan(make_batch()).decision.reason is Reason.KV_PRESSURE
+    assert engine.plan(make_batch()).mode is Mode.PLAIN
+    assert engine.controller.switches[-1].reason is Reason.KV_PRESSURE
 
 
 def test_the_pool_is_looked_at_again_when_it_may_have_run_short_and_after_a_prefill():
@@ -414,7 +416,8 @@ def test_the_pool_is_looked_at_again_when_it_may_have_run_short_and_after_a_pref
     assert len(engine.release.reserve_seen) == 2
     prefill(engine, 8)
     engine.release.fits = 0
-    assert engine.plan(make_batch()).decision.reason is Reason.KV_PRESSURE
+    assert engine.plan(make_batch()).mode is Mode.PLAIN
+    assert engine.controller.switches[-1].reason is Reason.KV_PRESSURE
 
 
 def test_preparations_nest():
@@ -424,8 +427,8 @@ def test_preparations_nest():
     engine.plan(inner)
     inner.plan.reserve_tokens = 7
 
-    def upstream():
-        return [reserve(engine), engine.prepare(inner, lambda: reserve(engine)), reserve(engine)]
+    def upstream(_):
+        return [reserve(engine), engine.prepare(inner, lambda _: reserve(engine)), reserve(engine)]
 
     assert engine.prepare(outer, upstream) == [1, 7, 1]
 
@@ -435,7 +438,7 @@ def test_a_failed_preparation_leaves_neither_its_reserve_nor_a_prepared_plan():
     batch = make_batch()
     engine.plan(batch)
 
-    def out_of_memory():
+    def out_of_memory(_):
         assert reserve(engine) == SGLANG_RESERVE
         raise MemoryError
 
@@ -446,7 +449,7 @@ def test_a_failed_preparation_leaves_neither_its_reserve_nor_a_prepared_plan():
 
 
 def test_a_batch_without_a_plan_is_left_to_sglang():
-    assert make_engine(THRESHOLD).prepare(make_batch(), lambda: "as ever") == "as ever"
+    assert make_engine(THRESHOLD).prepare(make_batch(), lambda _: "as ever") == "as ever"
 
 
 # --- lengths ---------------------------------------------------------------------------------------------
@@ -463,6 +466,18 @@ def test_a_plain_step_knows_its_lengths_unless_a_verify_result_is_outstanding():
     prepare(engine, steady)
     assert behind.plan.host_seq_lens is None
     assert steady.plan.host_seq_lens.tolist() == [FIRST_LENGTH] * 3
+
+
+def test_a_speculative_step_asks_for_lengths_where_something_may_wait_for_the_draft():
+    engine = make_engine(EVERY_OTHER)
+    asked = []
+    for _ in range(4):
+        batch = make_batch()
+        prepare(engine, batch)
+        process(engine, batch, run(engine, batch))
+        asked.append((batch.plan.mode, batch.plan.host_seq_lens is not None))
+    # The third one catches up with the second; before the first there was nothing.
+    assert asked == [(Mode.SPEC, False), (Mode.PLAIN, True), (Mode.SPEC, True), (Mode.PLAIN, True)]
 
 
 # --- run -------------------------------------------------------------------------------------------------
@@ -552,8 +567,8 @@ def test_a_mode_that_changed_after_preparation_runs_as_prepared():
     batch = make_batch()
     prepare(engine, batch)
     engine.plan(other := make_batch())
-    batch.plan.decision = other.plan.decision
     assert other.plan.mode is Mode.PLAIN
+    batch.plan.mode = other.plan.mode
     run(engine, batch)
     assert engine.release.ran == ["sglang"]
     assert faults(engine) == {Fault.PREPARATION: 1}
@@ -612,7 +627,7 @@ def test_tokens_are_those_that_clients_get():
     engine = make_engine(THRESHOLD)
     batch, (ending, *_) = (first := make_batch(3)), first.reqs
 
-    def sglang(seen):
+    def sglang(seen, _):
         ending.overshoot_tokens = 2
         engine.before_release(ending)
 
@@ -634,9 +649,9 @@ def test_tokens_that_a_grammar_cuts_off_are_no_ones():
     batch.has_grammar = True
     prepare(engine, batch)
     launched = SimpleNamespace(mode=Mode.SPEC, tokens=9)
-    result = engine.run(None, batch, None, lambda: launched, None)
+    result = engine.run(None, batch, None, lambda: launched)
 
-    def sglang(seen):
+    def sglang(seen, _):
         batch.output_tokens += 7
 
     engine.process(batch, result, sglang)

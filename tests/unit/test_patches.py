@@ -12,7 +12,7 @@ from fastapi import HTTPException
 
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patches import BEFORE_0_5_13, PATCHES
 from sglang_adaptive_spec.request_steps import VerifySteps
 
@@ -72,21 +72,16 @@ def test_a_copy_of_a_batch_is_told_what_was_decided():
     assert told == [("batch", "copy")]
 
 
-@pytest.mark.parametrize(("times", "asked", "answered"), [(1, 1, 1), (1, 5, 5), (2, 1, 1), (2, 4, 2), (2, 5, 3)])
+@pytest.mark.parametrize(
+    ("times", "asked", "answered"),
+    [(1, 1, 1), (1, 5, 5), (2, 1, 1), (2, 4, 2), (2, 5, 3), (1, None, 7), (2, None, 7)],
+)
 def test_a_reserve_is_what_was_asked_for_however_often_sglang_adds_it(times, asked, answered):
-    """In whole slots, never less."""
-    upstream = []
-
-    def reserve_tokens(of_sglang):
-        upstream.append(of_sglang())
-        return asked
-
-    plugin = SimpleNamespace(
-        engine=SimpleNamespace(reserve_tokens=reserve_tokens), release=SimpleNamespace(reserve_times=times)
-    )
+    """In whole slots, never less; SGLang's own where none was asked for."""
+    engine = SimpleNamespace(reserve_tokens=lambda: asked)
+    plugin = SimpleNamespace(engine=engine, release=SimpleNamespace(reserve_times=times))
     reserve = wrapper_of("eagle_info_v2:get_alloc_reserve_per_decode")
     assert reserve(plugin, Original(7), None, (), {}) == answered
-    assert upstream == [7 * times]
 
 
 @pytest.mark.parametrize("as_method", [True, False])
@@ -207,7 +202,7 @@ def resolve(plan: StepPlan | None, *, needs_cpu: bool = True) -> tuple[SimpleNam
 
 
 def plan(mode: Mode, host_seq_lens=None) -> StepPlan:
-    return StepPlan(Decision(mode, Reason.FIXED), 2, prepared=mode, host_seq_lens=host_seq_lens)
+    return StepPlan(mode, 2, prepared=mode, host_seq_lens=host_seq_lens)
 
 
 @pytest.mark.parametrize("needs_cpu", [True, False])

@@ -77,7 +77,7 @@ def test_ranks_fed_different_clocks_decide_alike():
         for rank, (controller, relay) in enumerate(zip(controllers, relays, strict=True)):
             relay.at_step(step, at_once=controller.policy.attentive)
             before = controller.mode
-            mode = controller.decide(requests, lambda: True, context_tokens=300).mode
+            mode = controller.decide(requests, lambda: 1, context_tokens=300).mode
             modes[rank].append(mode)
             if mode is Mode.SPEC:
                 relay.verified(requests, 2 * requests)

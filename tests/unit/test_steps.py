@@ -2,11 +2,11 @@ import pytest
 
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.errors import PreparationMismatch
-from sglang_adaptive_spec.modes import Decision, Mode, Reason
+from sglang_adaptive_spec.modes import Mode
 
 
 def plan(mode: Mode, prepared: Mode | None, batch_size: int = 10) -> StepPlan:
-    return StepPlan(Decision(mode, Reason.STEADY), batch_size, prepared=prepared)
+    return StepPlan(mode, batch_size, prepared=prepared)
 
 
 @pytest.mark.parametrize("mode", Mode)
