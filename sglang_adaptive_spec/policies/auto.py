@@ -323,6 +323,8 @@ class AutoPolicy(Switching):
             self._probe = None
             self._lost_steps = 0.0
             self._found_by_probe = probe.unlikely
+            # What it was left for has just been in use: it is not what to try next.
+            self._returns[mode.other].left(self._step, self._view, earned=True)
             if probe.unlikely:
                 self._returns[mode].probed(faster=True)
             return _FASTER[mode]

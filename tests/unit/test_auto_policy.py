@@ -205,6 +205,18 @@ def test_plain_mode_is_tried_while_its_time_is_a_guess():
     assert server.made[40].mode is PLAIN
 
 
+def test_a_mode_left_by_a_try_of_the_other_is_not_tried_at_once():
+    """A draft that is accepted to the last token would win; but what is accepted was just seen."""
+    policy = AutoPolicy(costs(0.010, 0.0044, served=False), DWELL, max_accept_length=4)
+    server = Server(policy)
+    modes = ""
+    for _ in range(100):
+        modes += server.run(16, 1)
+        policy.note_step(server.mode, 16, 0, 0.010 if server.mode is SPEC else 0.003)
+    first = modes.index("p")
+    assert modes[first : first + 50] == "p" * 50
+
+
 # --- nothing measured yet --------------------------------------------------------------------------------
 
 
