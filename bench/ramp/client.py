@@ -24,6 +24,8 @@ class Moment:
     Attributes:
         mode: Of the plugin; None without it.
         plain_steps: Of the plugin, since the server started; so are all counts.
+        catch_up_s: What keeping the draft true took of the device.
+        waited: Prompts that waited for the draft.
     """
 
     at_s: float
@@ -33,6 +35,9 @@ class Moment:
     plain_steps: int = 0
     spec_steps: int = 0
     switches: int = 0
+    catch_ups: int = 0
+    catch_up_s: float = 0.0
+    waited: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,18 @@ class Watcher:
             # Told by step, not by time: the trace may begin before its first arrival, when others were still served.
             self._earlier = {seen["step"] for seen in plugin["last_switches"]}
         self.moments.append(
-            Moment(at_s, running, waiting, plugin["mode"], steps["plain"], steps["spec"], plugin["switches"])
+            Moment(
+                at_s,
+                running,
+                waiting,
+                plugin["mode"],
+                steps["plain"],
+                steps["spec"],
+                plugin["switches"],
+                plugin["catch_ups"],
+                plugin["catch_up_seconds"],
+                plugin["deferred_prompts"],
+            )
         )
         unix_start = time.time() - time.perf_counter() + self.start
         for seen in plugin["last_switches"]:

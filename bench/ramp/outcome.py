@@ -81,9 +81,18 @@ def seconds(recording: Recording, phases: Sequence[Phase]) -> Iterator[Row]:
             "running": moment.running,
             "waiting": moment.waiting,
             "server_mode": moment.mode,
+            "since_start": _counts(moment),
             "ttft_ms": _mean_ms(first.get(second)),
             "itl_ms": _mean_ms(gaps.get(second)),
         }
+
+
+def _counts(moment: Moment) -> dict[str, float] | None:
+    """What the plugin has done since the server started; None without it."""
+    if moment.mode is None:
+        return None
+    names = ("plain_steps", "spec_steps", "catch_ups", "catch_up_s", "waited")
+    return {name: round(getattr(moment, name), 4) for name in names}
 
 
 def complaints(answers: Iterable[Answer]) -> list[str]:

@@ -123,7 +123,7 @@ RECORDING = Recording(
     ],
     moments=[
         Moment(0.0, 0, 0, "spec", 10, 20, 1),
-        Moment(3.0, 2, 1, "plain", 12, 24, 2),
+        Moment(3.0, 2, 1, "plain", 12, 24, 2, catch_ups=3, catch_up_s=0.04, waited=7),
         Moment(5.0, 0, 0, "spec", 16, 26, 4),
     ],
     switches=[
@@ -168,8 +168,20 @@ def test_series_has_a_row_a_second() -> None:
     assert [row["arrived"] for row in rows] == [1, 0, 0, 1, 0]
     assert [row["offered_per_s"] for row in rows] == [1, 1, 3, 3, 0]
     assert [row["server_mode"] for row in rows] == ["spec", "spec", "plain", "plain", "spec"]
+    assert rows[2]["since_start"] == {
+        "plain_steps": 12,
+        "spec_steps": 24,
+        "catch_ups": 3,
+        "catch_up_s": 0.04,
+        "waited": 7,
+    }
     assert rows[3]["ttft_ms"] == 200.0
     assert rows[3]["itl_ms"] == 700.0
+
+
+def test_a_server_without_the_plugin_counts_nothing() -> None:
+    rows = seconds(replace(RECORDING, moments=[Moment(0.0, 0, 0)]), PHASES_OF_TWO)
+    assert {row["since_start"] for row in rows} == {None}
 
 
 def test_failed_requests_are_told() -> None:
@@ -314,7 +326,8 @@ def test_what_a_server_did_before_the_trace_is_no_switch_of_it() -> None:
     # It counts from a second before its first arrival, and the pass before ended a tenth of one before that.
     now, start = time.time(), time.perf_counter() - 1.0
     switches = [switched(step=40, at=now - 60, to="plain"), switched(step=50, at=now - 0.1, to="spec")]
-    plugin = {"mode": "spec", "steps": {"plain": 10, "spec": 40}, "switches": 2, "last_switches": switches}
+    counts = {"switches": 2, "catch_ups": 1, "catch_up_seconds": 0.1, "deferred_prompts": 0}
+    plugin = {"mode": "spec", "steps": {"plain": 10, "spec": 40}, "last_switches": switches, **counts}
     load = {"num_running_reqs": 0, "num_waiting_reqs": 0}
 
     async def info(_: web.Request) -> web.Response:
