@@ -56,7 +56,7 @@ def test_controller(repeat: int, batch_size: int, name: str, side: str, measure:
     controller = Controller(ThresholdPolicy(512, 384, 8))
 
     def step() -> None:
-        controller.decide(batch_size, lambda: 1)
+        controller.decide(batch_size, lambda: 1000)  # steps that the pool has room for
         controller.note_step(Mode.SPEC)
         controller.note_result(Mode.SPEC, batch_size, 2 * batch_size, 2 * batch_size)
 
