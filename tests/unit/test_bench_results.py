@@ -132,6 +132,18 @@ def test_table_and_errors() -> None:
     assert "- fa3 spec: it broke" in table
 
 
+@pytest.mark.parametrize(("others", "usual_ms"), [(["spec"], "20.0"), (["base"], "8.2"), ([], "8.2")])
+def test_a_first_step_is_held_against_steps_of_the_same_batch(others: list[str], usual_ms: str) -> None:
+    """The plugin's own median may be of batches long gone."""
+    times = {"step_ms": {"spec": 8.2, "plain": None}, "switch_ms": {"spec": [19.6], "plain": []}}
+    switched = measurement("ours-auto", [10_000.0])
+    switched["repeats"] = [repeat | {"plugin_times": times} for repeat in switched["repeats"]]
+    always = [measurement(mode, [3200.0, 3200.0]) for mode in others]
+    assert f"| ours-auto | 64 | spec | 19.6 (1) | {usual_ms} |" in report.markdown(
+        Results([header(), switched, *always])
+    )
+
+
 def test_plot_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     modes = ("base", "spec", "ours-plain")
