@@ -104,6 +104,8 @@ class AcceptLength:
         """Take one processed verify step; one that can't be (fewer tokens than requests) is left out."""
         if requests < 1 or tokens < requests:
             return
+        if self._dispersion > requests:
+            self._spread_at_most(requests)
         average, alert, dispersion = self._average, self._alert, self._dispersion
         alone = requests / dispersion if dispersion > 1.0 else float(requests)
         share = average.share(alone)
@@ -125,6 +127,13 @@ class AcceptLength:
                 average.take_over(alert)
                 mean = average.tokens / average.requests
         self.mean = mean
+
+    def _spread_at_most(self, requests: int) -> None:
+        """Take what larger batches had in common for what so few can have, and what they said for as much less."""
+        share = requests / self._dispersion
+        self._average.fade(share)
+        self._alert.fade(share)
+        self._dispersion = float(requests)
 
     def age(self, steps: int) -> None:
         """Doubt what is known, after steps that verified nothing: what comes next counts the more."""

@@ -68,6 +68,19 @@ def test_a_change_of_workload_shows_at_once(requests, steps, before, after):
     assert abs(average.mean - after) < abs(average.mean - before)
 
 
+@pytest.mark.parametrize(("requests", "steps"), [(1, 80), (4, 220), (8, 220)])
+@pytest.mark.parametrize("before", [1.6, 2.5])
+def test_a_change_shows_soon_behind_a_batch_accepted_alike(requests, steps, before):
+    """A lone request has nothing in common with others."""
+    average, rng = AcceptLength(4), random.Random(2)
+    for _ in range(400):
+        average.note(256, accepted_alike(rng, before, 256))
+    after = before + 1.2
+    fed(before, requests, 8, 3, average)
+    fed(after, requests, steps, 1, average)
+    assert abs(average.mean - after) < abs(average.mean - before)
+
+
 @pytest.mark.parametrize("requests", [1, 16])
 def test_chance_alone_is_no_change_of_workload(requests):
     average, means = AcceptLength(4), []
