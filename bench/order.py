@@ -30,6 +30,8 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error("passes and rounds start at 1")
     if not 1 <= args.servers_at_once <= MOST_SERVERS_AT_ONCE:
         parser.error(f"servers at once: 1 to {MOST_SERVERS_AT_ONCE}, for which there are ports")
+    if not args.modes:
+        parser.error("no mode to measure")
     if len(set(args.modes)) < len(args.modes):
         parser.error("servers are told apart by mode: name each once, and use --rounds for more of them")
 

@@ -16,6 +16,8 @@ _LEAST_BOUND = 0.1
 _GUESS_REQUESTS = 32
 _AGING_STEPS = 64
 """Steps without a verify after which half of what was known counts as forgotten."""
+_LEAST_REQUESTS = 1
+"""That stay known, however long ago: doubt without bounds would keep speculation from being tried again."""
 
 
 class _Average:
@@ -102,6 +104,8 @@ class AcceptLength:
         """Take one processed verify step; one that can't be (fewer tokens than requests) is left out."""
         if requests < 1 or tokens < requests:
             return
+        if self._dispersion > requests:
+            self._spread_at_most(requests)
         average, alert, dispersion = self._average, self._alert, self._dispersion
         alone = requests / dispersion if dispersion > 1.0 else float(requests)
         share = average.share(alone)
@@ -124,14 +128,24 @@ class AcceptLength:
                 mean = average.tokens / average.requests
         self.mean = mean
 
+    def _spread_at_most(self, requests: int) -> None:
+        """Take what larger batches had in common for what so few can have, and what they said for as much less."""
+        share = requests / self._dispersion
+        self._average.fade(share)
+        self._alert.fade(share)
+        self._dispersion = float(requests)
+
     def age(self, steps: int) -> None:
         """Doubt what is known, after steps that verified nothing: what comes next counts the more."""
-        self._average.fade(1 / (1 + steps / _AGING_STEPS))
-        self._alert.fade(0.0)
+        least = _LEAST_REQUESTS * max(self._dispersion, 1.0)
+        self._keep(max(self._average.requests / (1 + steps / _AGING_STEPS), least))
 
     def doubt(self) -> None:
         """Keep little more than a first guess: what comes next is to decide."""
-        guess = _GUESS_REQUESTS * max(self._dispersion, 1.0)
-        if self._average.requests > guess:
-            self._average.fade(guess / self._average.requests)
+        self._keep(_GUESS_REQUESTS * max(self._dispersion, 1.0))
+
+    def _keep(self, requests: float) -> None:
+        """Count what is known as so many verified requests at most."""
+        if self._average.requests > requests:
+            self._average.fade(requests / self._average.requests)
         self._alert.fade(0.0)

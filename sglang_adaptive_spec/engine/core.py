@@ -318,7 +318,7 @@ class AdaptiveEngine:
             if not self._spec_steps_that_fit(batch):
                 # There is no room to run it as SGLang would; what failed once may go well the next time.
                 return self._launch_plain(worker, batch, publish, requests)
-            self._prepare_for_spec(batch, requests)
+            self._prepare_for_spec(worker, batch, requests)
         self._read_backlog(worker)
         if self._ledger is not None and self._ledger.may_wait:
             self._before_draft(worker, batch, self._ledger)
@@ -375,11 +375,11 @@ class AdaptiveEngine:
             self.controller.fault(Fault.CATCH_UP, "the draft could not catch up", error)
             self._ledger.give_up(rows)
 
-    def _prepare_for_spec(self, batch: Any, requests: int) -> None:
+    def _prepare_for_spec(self, worker: Any, batch: Any, requests: int) -> None:
         planned = self.release.plan_of(batch)
         plan = StepPlan(Mode.SPEC, requests)
         self.release.stamp(batch, plan)
-        self.release.reserve_for_spec(batch, self.release.prepare_decode)
+        self.release.reserve_for_spec(worker, batch, self.release.prepare_decode)
         # Preparing twice has claimed twice for a moment; the lengths are those of the first time.
         plan.host_seq_lens = planned.host_seq_lens if planned else None
 

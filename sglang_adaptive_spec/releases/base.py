@@ -319,7 +319,7 @@ class Release(Protocol):
             true_length: Maps a row and a length to how much of it the draft has seen.
         """
 
-    def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
+    def reserve_for_spec(self, worker: Any, batch: Any, prepare: Callable[[Any], Any]) -> None:
         """Allocate for a speculative step what a batch prepared as plain lacks."""
 
     # --- results -----------------------------------------------------------------------------------------

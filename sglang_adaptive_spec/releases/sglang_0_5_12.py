@@ -150,11 +150,11 @@ class Sglang0512(Sglang0513):
     def spec_steps_that_fit(self, batch: Any) -> int:
         return super().spec_steps_that_fit(_scheduled(batch))
 
-    def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
+    def reserve_for_spec(self, worker: Any, batch: Any, prepare: Callable[[Any], Any]) -> None:
         scheduled, plan = _scheduled(batch), self.plan_of(batch)
         if plan is not None:
             self.stamp(scheduled, plan)
-        super().reserve_for_spec(scheduled, prepare)
+        super().reserve_for_spec(worker, scheduled, prepare)
 
     @cached_property
     def _spec_reserve_tokens(self) -> int:
@@ -230,7 +230,8 @@ class Sglang0512(Sglang0513):
 
 
 def _rows(batch: Any) -> Any:
-    return host_tensor([req.req_pool_idx for req in batch.reqs])
+    # One that has ended has none; whoever still needs to know which it was has asked before.
+    return host_tensor([req.req_pool_idx or 0 for req in batch.reqs])
 
 
 def _scheduled(batch: Any) -> Any:

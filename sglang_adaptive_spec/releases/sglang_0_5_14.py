@@ -70,6 +70,9 @@ _BACKLOG_TOKENS, _BACKLOG_REQUESTS = 4096, 128
 """Prompts that wait for the draft together: enough to launch it seldom, few enough to take little memory (100 MB for a
 target of width 4096)."""
 
+_FAR_TOKENS = 2**30
+"""More than any request has: one with so many fewer needs no slot."""
+
 _LOGITS_BYTES = 2**30
 _BYTES_A_LOGIT = 6  # in the model's 16 bits, and once more in float32
 
@@ -633,18 +636,36 @@ class Sglang0514:
         with self._draft_contexts(draft), self._by_keys_alone(worker, sync):
             draft._draft_extend_for_prefill(batch, hidden, tails)
 
-    def reserve_for_spec(self, batch: Any, prepare: Callable[[Any], Any]) -> None:
-        sampling_info = batch.sampling_info
+    def reserve_for_spec(self, worker: Any, batch: Any, prepare: Callable[[Any], Any]) -> None:
         # Penalties were counted when the step was prepared the first time.
         unpenalized = SimpleNamespace(penalizer_orchestrator=SimpleNamespace(is_required=False))
-        batch.sampling_info = unpenalized
-        try:
+        with self._nothing_for_who_left(worker, batch), swapped(batch, sampling_info=unpenalized):
             prepare(batch)
-        finally:
-            batch.sampling_info = sampling_info
         for req in batch.reqs:
             self._kv(req).kv_committed_len -= 1
             req.decode_batch_idx -= 1
+
+    @contextmanager
+    def _nothing_for_who_left(self, worker: Any, batch: Any) -> Iterator[None]:
+        """Keep SGLang from reserving for requests that have given their slots back.
+
+        A grammar lets results be processed before the worker gets the batch, and who ends with them is still in it.
+        """
+        left = [i for i, req in enumerate(batch.reqs) if self._kv(req).req_pool_idx is None]
+        if not left:
+            yield
+            return
+        rows = self.rows(batch)[left]
+        kvs = [self._kv(batch.reqs[i]) for i in left]
+        for kv in kvs:
+            kv.kv_committed_len -= _FAR_TOKENS
+        try:
+            yield
+        finally:
+            for kv in kvs:
+                kv.kv_committed_len += _FAR_TOKENS
+        # Their slots may be others' by now. What the step still writes for them goes where padding goes.
+        worker.req_to_token_pool.req_to_token[rows.to(batch.req_pool_indices.device)] = 0
 
     # --- results -----------------------------------------------------------------------------------------
 

@@ -42,6 +42,8 @@ def register():
 
     def fail_plain(self, worker, runtime, batch, publish):
         early = due("a plain step before its lengths are out")
+        if any(req.finished() for req in batch.reqs) and due("a plain step of one that has ended"):
+            raise RuntimeError("injected")
         result = plain(self, worker, runtime, batch, None if early else publish)
         if early or due("a plain step after its lengths are out"):
             raise RuntimeError("injected")
@@ -145,6 +147,27 @@ def test_what_a_failed_catch_up_left_out_stays_out_of_the_radix_cache(sabotaged:
 
     assert cached_after(0) > len(ids) + 60
     assert cached_after(1) <= len(ids)
+
+
+def test_a_step_that_fails_once_a_request_of_it_has_ended_takes_no_slot_for_it(
+    sabotaged: Sabotaged, plain_server: Server
+) -> None:
+    """A grammar lets results be processed between a step's preparation and the step."""
+    server = sabotaged.server
+    assert server.use(policy="plain")
+    before = server.state()["faults_by_kind"].get("plain_step", 0)
+    prompts = heldout_prompts(6, seed=63, max_size=20)
+    lengths = [{"max_new_tokens": 20 + 7 * number, "ignore_eos": True} for number in range(5)]
+    sampling = [{"temperature": 0, **limits} for limits in (*lengths, {"max_new_tokens": 70, "regex": "[a-z ]{200}"})]
+    body = {"text": prompts, "sampling_params": sampling}
+    sabotaged.break_next("a plain step of one that has ended", 2)
+    got, wanted = (one.client.post("/generate", json=body).raise_for_status().json() for one in (server, plain_server))
+    assert sabotaged.broke("a plain step of one that has ended")
+    assert [answer["output_ids"] for answer in got] == [answer["output_ids"] for answer in wanted]
+    assert server.state()["faults_by_kind"]["plain_step"] == before + 2
+    assert server.used_tokens() == 0
+    # Until these faults are forgotten.
+    server.generate(prompts[0], max_new_tokens=4 * WINDOW_STEPS, ignore_eos=True)
 
 
 @pytest.mark.supports(

@@ -1,7 +1,10 @@
+import math
 import random
 from statistics import pstdev
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sglang_adaptive_spec.acceptance import AcceptLength
 from tests.unit.traces import accepted, accepted_alike, probability
@@ -65,6 +68,19 @@ def test_a_change_of_workload_shows_at_once(requests, steps, before, after):
     assert abs(average.mean - after) < abs(average.mean - before)
 
 
+@pytest.mark.parametrize(("requests", "steps"), [(1, 80), (4, 220), (8, 220)])
+@pytest.mark.parametrize("before", [1.6, 2.5])
+def test_a_change_shows_soon_behind_a_batch_accepted_alike(requests, steps, before):
+    """A lone request has nothing in common with others."""
+    average, rng = AcceptLength(4), random.Random(2)
+    for _ in range(400):
+        average.note(256, accepted_alike(rng, before, 256))
+    after = before + 1.2
+    fed(before, requests, 8, 3, average)
+    fed(after, requests, steps, 1, average)
+    assert abs(average.mean - after) < abs(average.mean - before)
+
+
 @pytest.mark.parametrize("requests", [1, 16])
 def test_chance_alone_is_no_change_of_workload(requests):
     average, means = AcceptLength(4), []
@@ -91,6 +107,40 @@ def test_doubt_leaves_a_first_guess():
     average.doubt()
     fed(1.1, 64, 1, 1, average)
     assert average.mean < 1.4
+
+
+def test_however_long_ago_a_request_says_as_much_as_one():
+    average = fed(2.5, 8, 200)
+    for _ in range(1000):
+        average.doubt()
+        average.age(3000)
+    assert average.mean == pytest.approx(2.5, abs=0.2)
+    assert 0.5 < average.deviation < 1.5
+
+
+HEARD = st.one_of(
+    st.tuples(st.just("note"), st.sampled_from([1, 2, 16, 256, 4096]), st.floats(0, 1), st.integers(1, 300)),
+    st.tuples(st.just("age"), st.integers(0, 10**7)),
+    st.tuples(st.just("doubt")),
+)
+
+
+@given(st.integers(1, 8), st.lists(HEARD, max_size=20), st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_whatever_it_hears_its_numbers_make_sense(most, heard, times):
+    average = AcceptLength(most)
+    for kind, *what in heard * times:
+        if kind == "note":
+            requests, share, steps = what
+            for _ in range(max(1, steps // times)):
+                average.note(requests, requests + round(share * requests * (most - 1)))
+        else:
+            getattr(average, kind)(*what)
+        if average.mean is not None:
+            assert average.mean * (1 + 1e-9) >= 1
+            assert average.mean <= most * (1 + 1e-9)
+            assert 0 < average.deviation < most
+            assert math.isfinite(average.relative_deviation)
 
 
 @pytest.mark.parametrize(("requests", "tokens"), [(0, 0), (0, 5), (-1, 3), (4, 3), (1, 0)])

@@ -5,6 +5,7 @@ from functools import wraps
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.modes import Mode
@@ -63,9 +64,26 @@ def test_preparing_a_plain_step_once_more_for_speculation_leaves_what_speculatio
             if type(adapter).__name__ in COMMITTED_BY_SGLANG:
                 req.kv_committed_len += 1
 
-    adapter.reserve_for_spec(batch, prepare)
+    adapter.reserve_for_spec(None, batch, prepare)
     assert lengths(batch) == ([6, 10] if type(adapter).__name__ in COMMITTED_BY_SGLANG else [5, 9])
     assert [req.decode_batch_idx for req in batch.reqs] == [1, 1]
+
+
+def test_who_has_ended_before_a_step_is_prepared_once_more_gets_no_slots(adapter):
+    batch = prepared(adapter, Mode.PLAIN)
+    batch.sampling_info = None
+    batch.req_pool_indices = batch.req_pool_indices_cpu = batch.adaptive_spec_rows = torch.tensor([1, 2])
+    pool = SimpleNamespace(req_to_token=torch.ones((3, 16), dtype=torch.int32))
+    adapter._kv(batch.reqs[1]).req_pool_idx = None
+    for req in batch.reqs:
+        req.decode_batch_idx = 1
+    before, seen = lengths(batch), []
+    adapter.reserve_for_spec(SimpleNamespace(req_to_token_pool=pool), batch, lambda batch: seen.extend(lengths(batch)))
+    assert seen[0] == before[0]
+    # However few slots it holds.
+    assert seen[1] + 2**20 < 0
+    assert lengths(batch) == [length - 1 for length in before]
+    assert pool.req_to_token.sum(1).tolist() == [16, 16, 0]
 
 
 def test_a_leaving_request_keeps_what_the_draft_has_seen(adapter):

@@ -1,7 +1,7 @@
 import json
 import math
 import time
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +34,7 @@ class Server:
         self.policy = policy
         self.accept_length = accept_length
         self.mode, self.steps_in_mode = policy.initial_mode, 0
+        self.short_of_slots = False
         self.made: list[Decision] = []
 
     def run(self, requests: int, steps: int, context_tokens: int = 0) -> str:
@@ -44,7 +45,7 @@ class Server:
             self.steps_in_mode = self.steps_in_mode + 1 if decision.mode is self.mode else 1
             self.mode = decision.mode
             self.made.append(decision)
-            if self.mode is SPEC:
+            if self.mode is SPEC and not self.short_of_slots:
                 self.policy.note_verify(requests, round(requests * self.accept_length))
         return "".join(decision.mode.value[0] for decision in self.made[start:])
 
@@ -192,6 +193,27 @@ def test_a_load_that_always_changes_does_not_make_probes_dear():
     server = Server(AutoPolicy(costs(), DWELL, max_accept_length=4), accept_length=1.0)
     modes = "".join(server.run(requests, 40) for requests in [8, 32, 16, 64] * 250)
     assert modes[100:].count("s") < 0.01 * len(modes)
+
+
+@pytest.mark.parametrize("accept_lengths", [(2.5,), (1.0, 4.0)])
+def test_tries_that_found_no_slots_do_not_end_speculation(accept_lengths):
+    """A full pool makes their steps plain, so that nothing is heard of what would be accepted."""
+    times, accepted = costs(0.0100), cycle(accept_lengths)
+    for _ in range(50 * BLOCK_STEPS):
+        times.observe(SPEC, 64, 0, 0.0137)
+    server = Server(AutoPolicy(times, DWELL, max_accept_length=4))
+
+    def run(requests: int, steps: int) -> str:
+        modes = ""
+        for server.accept_length in islice(accepted, steps):
+            modes += server.run(requests, 1)
+        return modes
+
+    assert run(64, 500)[-1] == "p"
+    server.short_of_slots = True
+    assert "s" in run(64, 100_000)
+    server.short_of_slots = False
+    assert run(4, 4000)[-1] == "s"
 
 
 def test_plain_mode_is_tried_while_its_time_is_a_guess():

@@ -343,6 +343,7 @@ def test_servers_of_a_group_get_ports_of_their_own(folder: Path, tmp_path: Path)
         ["--servers-at-once", "0"],
         ["--servers-at-once", "9"],
         ["--modes", "base,base"],
+        ["--modes", ","],
     ],
     ids=str,
 )

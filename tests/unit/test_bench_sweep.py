@@ -116,6 +116,7 @@ def test_defaults_follow_the_device() -> None:
         ["--servers-at-once", "0"],
         ["--servers-at-once", "9"],  # ports
         ["--modes", "base,base"],
+        ["--modes", ","],
         ["--attention-backends", "fa3,fa3"],
         ["--tp-size", "2"],  # the default accept length is 2.5
         ["--servers-at-once", "2", "--tp-size", "2"],

@@ -134,7 +134,7 @@ def test_what_needs_the_batch_itself_finds_it_behind_the_copy(adapter):
     for req in batch.reqs:
         req.decode_batch_idx = 1
     seen = []
-    adapter.reserve_for_spec(copied, seen.append)
+    adapter.reserve_for_spec(None, copied, seen.append)
     assert seen == [batch]
     assert adapter.plan_of(batch) is instead
     assert batch.sampling_info == "sampling"

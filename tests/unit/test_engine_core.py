@@ -215,7 +215,7 @@ class FakeRelease:
     def run_plain_prefill(self, worker, batch, publish):
         self.ran.append("plain prefill")
 
-    def reserve_for_spec(self, batch, prepare):
+    def reserve_for_spec(self, worker, batch, prepare):
         self.ran.append("reserve for spec")
         prepare(batch)
 
