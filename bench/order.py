@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from bench.budget import Budget
 from bench.modes import MODES
 from bench.sharing import MOST_SERVERS_AT_ONCE
 
@@ -54,6 +55,27 @@ def plan(
         for backend in backends:
             for group in _rotated(grouped, number):
                 yield number, backend, _rotated(group, number)
+
+
+def affordable(
+    budget: Budget, planned: Iterable[tuple[int, str, list[str]]], skipped: Callable[[dict[str, Any], str], None]
+) -> Iterator[list[dict[str, Any]]]:
+    """The labels of each planned group that is expected to finish in time, once the one before it is over.
+
+    Args:
+        planned: As :func:`plan` gives it.
+        skipped: Is told of every server of another group, by its labels, and why.
+    """
+    for number, backend, modes in planned:
+        group = [{"backend": backend, "mode": mode, "round": number} for mode in modes]
+        size = {"servers": len(group), "starts": len(starts(group))}
+        if budget.allows(backend, **size):
+            yield group
+            continue
+        together = f" for {len(group)} servers" if len(group) > 1 else ""
+        left, needed = budget.left_s, budget.needed_s(backend, **size)
+        for labels in group:
+            skipped(labels, f"skipped, {left:.0f} s left, about {needed:.0f} s needed{together}")
 
 
 def _rotated(items: list[T], by: int) -> list[T]:

@@ -24,7 +24,7 @@ from bench import host, models, order, sharing
 from bench.budget import Budget
 from bench.child import log_tail
 from bench.modes import BenchMode, Served, complaints_about_server
-from bench.order import plan, starts, turns
+from bench.order import affordable, plan, starts, turns
 from bench.results import RESULTS, Results, Row, append_row, now
 from bench.server import Server, ServerError, free_port
 
@@ -112,18 +112,14 @@ class Measurement:
             warm_up: Comes before the first pass of a server.
             measure: Measures one pass; gets the mode, its server and the labels of its rows.
         """
-        args, backend = self.args, self.args.attention_backend
-        for number, _, names in plan([backend], list(self.modes), args.rounds, args.servers_at_once):
-            group = [{"backend": backend, "mode": name, "round": number} for name in names]
-            size = {"servers": len(group), "starts": len(starts(group))}
-            if self.budget.allows(backend, **size):
-                self._measure(group, warm_up, measure)
-                continue
-            left, needed = self.budget.left_s, self.budget.needed_s(backend, **size)
-            for labels in group:
-                together = f" for {len(group)} servers" if len(group) > 1 else ""
-                say(f"{labels['mode']}: skipped, {left:.0f} s left, about {needed:.0f} s needed{together}")
-                self.fail(labels, _NOT_STARTED)
+        args = self.args
+        planned = plan([args.attention_backend], list(self.modes), args.rounds, args.servers_at_once)
+        for group in affordable(self.budget, planned, self._skip):
+            self._measure(group, warm_up, measure)
+
+    def _skip(self, labels: Labels, why: str) -> None:
+        say(f"{labels['mode']}: {why}")
+        self.fail(labels, _NOT_STARTED)
 
     def _measure(self, group: list[Labels], warm_up: WarmUp, measure: Measure) -> None:
         """Start a group of servers, measure them in turns, and end them."""

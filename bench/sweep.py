@@ -26,10 +26,10 @@ from bench.budget import Budget
 from bench.child import Child, end, log_tail
 from bench.measure import EXIT_NOT_PROVEN, Task
 from bench.modes import MODES
-from bench.order import plan, starts, turns
+from bench.order import affordable, plan, starts, turns
 from bench.results import RESULTS, Results, Row, append_row, now
 from bench.server import free_port
-from bench.serving import comma
+from bench.serving import comma, say
 
 _CLOSING_S = 15.0
 """Kept for ending a server that hangs, and for the table and the plot."""
@@ -245,17 +245,13 @@ class Sweep:
     def run(self) -> None:
         """Measure what fits into the budget."""
         args = self._args
-        for number, backend, modes in plan(args.attention_backends, args.modes, args.rounds, args.servers_at_once):
-            labels = [{"backend": backend, "mode": mode, "round": number} for mode in modes]
-            size = {"servers": len(modes), "starts": len(starts(labels))}
-            if self._budget.allows(backend, **size):
-                self._measure(backend, labels)
-                continue
-            left, needed = self._budget.left_s, self._budget.needed_s(backend, **size)
-            for each in labels:
-                together = f" for {len(modes)} servers" if len(modes) > 1 else ""
-                say(f"{backend} {each['mode']}: skipped, {left:.0f} s left, about {needed:.0f} s needed{together}")
-                self._fail(each, _NOT_STARTED)
+        planned = plan(args.attention_backends, args.modes, args.rounds, args.servers_at_once)
+        for group in affordable(self._budget, planned, self._skip):
+            self._measure(group[0]["backend"], group)
+
+    def _skip(self, labels: dict[str, Any], why: str) -> None:
+        say(f"{labels['backend']} {labels['mode']}: {why}")
+        self._fail(labels, _NOT_STARTED)
 
     def _measure(self, backend: str, group: list[dict[str, Any]]) -> None:
         """Start a group of servers, measure them in turns, and end them."""
@@ -400,12 +396,6 @@ class Sweep:
 
     def _write(self, labels: dict[str, Any], kind: str, values: Row) -> None:
         append_row(self._args.out, {"kind": kind, **labels, **values})
-
-
-def say(*lines: str) -> None:
-    """Progress, for whoever watches."""
-    for line in lines:
-        print(line, flush=True)
 
 
 def header(args: argparse.Namespace, argv: list[str]) -> Row:
