@@ -1,0 +1,180 @@
+"""Where a busy server's time goes: SGLang's own torch profiler on some forwards of a saturated server of each mode.
+
+It measures nothing that counts: the profiler slows the host down. What it tells is which of host and GPU waits for the
+other, and what a mode does that another does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import requests
+
+from bench.modes import BenchMode
+from bench.ramp.__main__ import ramp_modes
+from bench.ramp.client import send, warm_up
+from bench.ramp.outcome import complaints
+from bench.ramp.trace import boundaries, make_trace, parse_phases
+from bench.report import acceptance, in_turns, measured_on, save, when
+from bench.results import Results
+from bench.server import Server
+from bench.serving import Labels, Measurement, NotProvenError, add_options, result_file, say, settle_options, state_of
+from bench.timeline import summarize
+
+PHASES = "3s@60/s,4s@70/s"
+"""The busiest seconds of the ramp, where nearly every decode step is followed by a prefill."""
+
+_WRITING_S = 60.0
+"""Longest wait for SGLang to write a trace."""
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__)
+    add_options(parser, "base,spec,ours-threshold")
+    add = parser.add_argument
+    add("--phases", default=PHASES, metavar="P,Q", help="the load, as in bench.ramp; default: %(default)s")
+    add("--after-seconds", type=float, default=4.5, metavar="S", help="of load, until the profiler starts")
+    add("--forwards", type=int, default=40, metavar="N", help="prefills and decode steps profiled")
+    add("--stacks", action="store_true", help="record Python functions, too: slows the host down far more")
+    add("--input-tokens", type=int, default=128, metavar="N", help="a prompt's length (default: %(default)s)")
+    add("--output-tokens", type=int, default=256, metavar="N", help="of the longest answer; the shortest has half")
+    add("--traces", type=Path, metavar="DIR", help="keep the profiler's files there")
+    args = parser.parse_args(argv)
+    settle_options(parser, args, ramp_modes(args.threshold))
+    try:
+        parse_phases(args.phases)
+    except ValueError as error:
+        parser.error(str(error))
+    return args
+
+
+class Profiler:
+    """Starts SGLang's profiler on a server after some seconds, beside whatever loads it."""
+
+    def __init__(self, server: Server, args: argparse.Namespace, folder: Path) -> None:
+        self._folder = folder
+        self._body = {
+            "output_dir": str(folder),
+            "num_steps": args.forwards,
+            "activities": ["CPU", "GPU"] if args.device == "cuda" else ["CPU"],
+            "with_stack": args.stacks,
+            "record_shapes": False,
+        }
+        self._timer = threading.Timer(args.after_seconds, self._ask, [f"{server.url}/start_profile"])
+
+    def __enter__(self) -> Profiler:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _ask(self, url: str) -> None:
+        requests.post(url, json=self._body, timeout=_WRITING_S)
+
+    def trace(self) -> Path:
+        """The file that SGLang wrote, complete.
+
+        Raises:
+            NotProvenError: there is none.
+        """
+        deadline, size = time.monotonic() + _WRITING_S, -1
+        while time.monotonic() < deadline:
+            found = sorted(self._folder.glob("*.trace.json.gz"))
+            if found and size == (size := found[-1].stat().st_size) and size > 0:
+                return found[-1]
+            time.sleep(1.0)
+        raise NotProvenError("SGLang wrote no trace: were there enough forwards?")
+
+
+def markdown(results: Results) -> str:
+    """What was seen."""
+    return "\n".join(_lines(results)) + "\n"
+
+
+def _lines(results: Results) -> Iterator[str]:
+    head = results.header
+    settings = head["settings"]
+    yield f"# Profile of a saturated server, {head['started']}"
+    yield ""
+    yield f"{measured_on(results)}; {settings['attention_backend']}."
+    yield (
+        f"{settings['model'] or settings['model_shape'] + ' shape with dummy weights'}; {settings['input_tokens']} tokens "
+        f"in, {(settings['output_tokens'] + 1) // 2} to {settings['output_tokens']} out; {acceptance(results)}; requests a "
+        f"second: {settings['phases']}; profiled from second {settings['after_seconds']:g} on, "
+        f"{settings['forwards']} forwards{', with Python functions' if settings['stacks'] else ''}."
+    )
+    yield from in_turns(results)
+    yield ""
+    yield f"    {head['command']}"
+    yield ""
+    yield (
+        "Under the profiler, which slows the host down. Waits: the scheduler's thread in a synchronisation. Graphs: GPU "
+        "time in CUDA graphs, the rest was launched kernel by kernel."
+    )
+    yield ""
+    yield "| mode | wall, ms | GPU busy | in graphs, ms | launched singly, ms | single launches | graph launches | host waits |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for row in results.of_kind("profile"):
+        yield (
+            f"| {row['mode']}{when(row)} | {row['wall_ms']:.0f} | {row['gpu_busy_ms'] / row['wall_ms']:.0%} | "
+            f"{row['gpu_in_graphs_ms']:.0f} | {row['gpu_single_ms']:.0f} | {row['single_launches']} | "
+            f"{row['graph_launches']} | {row['host_wait_ms'] / row['wall_ms']:.0%} |"
+        )
+    for row in results.of_kind("error"):
+        yield ""
+        yield f"Not profiled: {row['mode']}{when(row)}: {row['error']}"
+
+
+def write(path: Path) -> None:
+    """Write and print the table beside a result file."""
+    save(path, markdown)
+
+
+def main(argv: list[str]) -> int:
+    args = parse(argv)
+    phases = parse_phases(args.phases)
+    modes = ramp_modes(args.threshold)
+    with result_file("bench.profile", args, argv) as work:
+        measurement = Measurement(
+            args, [modes[name] for name in args.modes], warm_up_s=10.0, pass_s=boundaries(phases)[-1] + 25.0, work=work
+        )
+        vocab = measurement.pair.vocab_size
+        load = make_trace(
+            phases, seed=args.seed, input_tokens=args.input_tokens, output_tokens=args.output_tokens, vocab=vocab
+        )
+
+        def warm(server: Server) -> None:
+            warm_up(server.url, args.max_running_requests, args.input_tokens, vocab)
+
+        def measure(mode: BenchMode, server: Server, labels: Labels) -> None:
+            folder = (args.traces or work).resolve() / "-".join(str(labels[part]) for part in ("mode", "round", "pass"))
+            before = state_of(server)
+            with Profiler(server, args, folder) as profiler:
+                try:
+                    recording = send(server.url, load, 60.0)
+                except asyncio.TimeoutError:
+                    raise NotProvenError("answers were missing a minute after the last arrival") from None
+                if found := complaints(recording.answers):
+                    raise NotProvenError("; ".join(found))
+                row = summarize(profiler.trace())
+            after = state_of(server)
+            steps = {name: after.steps(name) - before.steps(name) for name in ("plain", "spec")}
+            measurement.write(labels, "profile", {**row, "plugin_steps": steps})
+            say(f"{mode.name}: GPU busy {row['gpu_busy_ms']:.0f} of {row['wall_ms']:.0f} ms")
+
+        measurement.run(warm, measure)
+    write(args.out)
+    return 1 if measurement.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
