@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import requests
 
@@ -27,7 +28,7 @@ from bench.server import Server
 from bench.serving import Labels, Measurement, NotProvenError, add_options, result_file, say, settle_options, state_of
 from bench.timeline import summarize
 
-PHASES = "3s@60/s,4s@70/s"
+PHASES = "3s@60/s,7s@70/s"
 """The busiest seconds of the ramp, where nearly every decode step is followed by a prefill."""
 
 _WRITING_S = 60.0
@@ -40,8 +41,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_options(parser, "base,spec,ours-threshold")
     add = parser.add_argument
     add("--phases", default=PHASES, metavar="P,Q", help="the load, as in bench.ramp; default: %(default)s")
-    add("--after-seconds", type=float, default=4.5, metavar="S", help="of load, until the profiler starts")
-    add("--forwards", type=int, default=40, metavar="N", help="prefills and decode steps profiled")
+    add("--after-seconds", type=float, default=3.5, metavar="S", help="of load, until the profiler starts")
+    add("--forwards", type=int, default=120, metavar="N", help="prefills and decode steps profiled")
     add("--stacks", action="store_true", help="record Python functions, too: slows the host down far more")
     add("--input-tokens", type=int, default=128, metavar="N", help="a prompt's length (default: %(default)s)")
     add("--output-tokens", type=int, default=256, metavar="N", help="of the longest answer; the shortest has half")
@@ -107,27 +108,38 @@ def _lines(results: Results) -> Iterator[str]:
     yield ""
     yield f"{measured_on(results)}; {settings['attention_backend']}."
     yield (
-        f"{settings['model'] or settings['model_shape'] + ' shape with dummy weights'}; {settings['input_tokens']} tokens "
-        f"in, {(settings['output_tokens'] + 1) // 2} to {settings['output_tokens']} out; {acceptance(results)}; requests a "
-        f"second: {settings['phases']}; profiled from second {settings['after_seconds']:g} on, "
-        f"{settings['forwards']} forwards{', with Python functions' if settings['stacks'] else ''}."
+        f"{settings['model'] or settings['model_shape'] + ' shape with dummy weights'}; {settings['input_tokens']} "
+        f"tokens in, {(settings['output_tokens'] + 1) // 2} to {settings['output_tokens']} out; "
+        f"{acceptance(results)}; requests a second: {settings['phases']}; profiled from second "
+        f"{settings['after_seconds']:g} on, {settings['forwards']} forwards"
+        f"{', with Python functions' if settings['stacks'] else ''}."
     )
     yield from in_turns(results)
     yield ""
     yield f"    {head['command']}"
     yield ""
     yield (
-        "Under the profiler, which slows the host down. Waits: the scheduler's thread in a synchronisation. Graphs: GPU "
-        "time in CUDA graphs, the rest was launched kernel by kernel."
+        "Under the profiler, which slows the host down, and each server in whatever its load was then: compare what a "
+        "step takes, not the sums. Graphs: GPU time in CUDA graphs; the rest was launched kernel by kernel. From graph "
+        "to graph: medians, with few kernels launched between two, and with a prefill's hundreds."
     )
     yield ""
-    yield "| mode | wall, ms | GPU busy | in graphs, ms | launched singly, ms | single launches | graph launches | host waits |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    head_row = (
+        "mode",
+        "wall, ms",
+        "GPU busy",
+        "in graphs, ms",
+        "launched singly, ms",
+        "from graph to graph, ms (times)",
+    )
+    yield f"| {' | '.join((*head_row, 'with a prefill between, ms (times)'))} |"
+    yield f"| --- |{' ---: |' * len(head_row)}"
     for row in results.of_kind("profile"):
+        gaps = row["graph_to_graph_ms"]
+        short, long = (f"{median(gap):.1f} ({len(gap)})" if (gap := gaps[kind]) else "" for kind in ("short", "long"))
         yield (
             f"| {row['mode']}{when(row)} | {row['wall_ms']:.0f} | {row['gpu_busy_ms'] / row['wall_ms']:.0%} | "
-            f"{row['gpu_in_graphs_ms']:.0f} | {row['gpu_single_ms']:.0f} | {row['single_launches']} | "
-            f"{row['graph_launches']} | {row['host_wait_ms'] / row['wall_ms']:.0%} |"
+            f"{row['gpu_in_graphs_ms']:.0f} | {row['gpu_single_ms']:.0f} | {short} | {long} |"
         )
     for row in results.of_kind("error"):
         yield ""

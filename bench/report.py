@@ -253,7 +253,8 @@ def save(
 def rewrite(path: Path) -> bool:
     """Write a result file's table and plot as the tool does that made it; False where that makes none."""
     tool = Results.read(path).header["tool"]
-    writers = {"bench.sweep": "bench.report", "bench.ramp": "bench.ramp.report", "bench.serve": "bench.serve"}
+    writers = {"bench.sweep": "bench.report", "bench.ramp": "bench.ramp.report"}
+    writers |= {tool: tool for tool in ("bench.serve", "bench.profile")}
     if tool not in writers:
         print(f"{path.name} is of {tool}, which has no table (those of {', '.join(writers)} have).")
         return False

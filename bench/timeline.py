@@ -14,13 +14,17 @@ Event = dict[str, Any]
 _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST_KERNELS = 12
 _MOST_OPERATIONS = 12
+_PREFILL_LAUNCHES = 100
+"""A prefill without graphs launches hundreds of kernels; what else there is between two graphs, some tens."""
 
 
 def summarize(path: Path) -> dict[str, Any]:
     """The figures of one trace, in milliseconds of the time that it covers.
 
     ``wall_ms`` runs from the first to the last event of the thread that launches. Where there is no GPU, all that is
-    of one is 0. ``operations_ms`` are the outermost operations of that thread, without those that wait.
+    of one is 0. ``operations_ms`` are the outermost operations of that thread. ``graph_to_graph_ms`` lies between the
+    launches of two CUDA graphs, each time: ``short`` with some kernels launched singly between them, ``long`` with
+    hundreds, such as those of a prefill.
 
     Args:
         path: As ``export_chrome_trace`` writes it, packed.
@@ -52,9 +56,23 @@ def summarize(path: Path) -> dict[str, Any]:
         "graph_launches": len(graphs),
         "single_launches": single,
         "host_wait_ms": _ms(_covered(waits)),
+        "graph_to_graph_ms": _between_graphs(calls),
         "kernels_outside_graphs_ms": _largest(alone, _MOST_KERNELS),
         "operations_ms": _largest(_outermost(event for event in host if event["cat"] == "cpu_op"), _MOST_OPERATIONS),
     }
+
+
+def _between_graphs(calls: Iterable[Event]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {"short": [], "long": []}
+    before, singles = None, 0
+    for call in sorted(calls, key=lambda call: call["ts"]):
+        if "GraphLaunch" in call["name"]:
+            if before is not None:
+                found["long" if singles >= _PREFILL_LAUNCHES else "short"].append(_ms(call["ts"] - before))
+            before, singles = call["ts"], 0
+        elif "LaunchKernel" in call["name"]:
+            singles += 1
+    return found
 
 
 def _ms(microseconds: float) -> float:

@@ -56,7 +56,7 @@ CASES = (
 
 
 OTHER_GRAPHS = ("padded", "beyond-graphs", "eager")
-VARIANTS = ("graphs", *OTHER_GRAPHS, "no-overlap", "paged")
+VARIANTS = ("graphs", *OTHER_GRAPHS, "prefill-graphs", "no-overlap", "paged")
 
 
 def variant_arguments(variant: str, requests: int) -> dict[str, Any]:
@@ -71,6 +71,8 @@ def variant_arguments(variant: str, requests: int) -> dict[str, Any]:
         # More requests than any graph of either mode holds, then fewer.
         "beyond-graphs": {"cuda_graph_max_bs_decode": max(1, requests // 4)},
         "eager": {"disable_cuda_graph": True},
+        # The only ones that SGLang captures for a target with an EAGLE draft, too.
+        "prefill-graphs": {"cuda_graph_backend_prefill": "breakable"},
         "no-overlap": {"disable_overlap_schedule": True},
         "paged": {"page_size": 16},
     }

@@ -555,7 +555,9 @@ class Sglang0514:
 
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         runner = worker.target_worker.model_runner
-        with self._plain_view(batch), _without_aux_capture(runner.model):
+        # SGLang's graphs for prefills, where it has any, were captured with the states that the draft reads.
+        eager = {self.prefill_graphs: None}
+        with self._plain_view(batch), _without_aux_capture(runner.model), swapped(runner, **eager):
             result = worker.target_worker.forward_batch_generation(batch)
         return self._undrafted(worker, batch, publish, result)
 
