@@ -11,6 +11,9 @@ from typing import Any
 PLUGIN_VARIABLE = "SGLANG_ADAPTIVE_SPEC"
 CONFIG_VARIABLE = "SGLANG_ADAPTIVE_SPEC_CONFIG"
 ACCEPT_VARIABLE = "SGLANG_SIMULATE_ACC_LEN"
+WORKSPACE_VARIABLE = "SGLANG_FLASHINFER_WORKSPACE_SIZE"
+WORKSPACE_BYTES = 2**30
+"""Room for the speculative graphs of 256 requests, which SGLang's default does not have. The plugin makes it itself."""
 
 SPECULATION: dict[str, Any] = {
     "speculative_algorithm": "EAGLE3",
@@ -60,16 +63,21 @@ class BenchMode:
         """Whether the plugin times decode steps while the server starts."""
         return self.plugin is not None and self.plugin["policy"] == "auto"
 
-    def environment(self, base: Mapping[str, str], accept_length: float | None) -> dict[str, str]:
+    def environment(
+        self, base: Mapping[str, str], accept_length: float | None, attention_backend: str | None
+    ) -> dict[str, str]:
         """The environment of this server's process.
 
         Args:
             base: The environment to start from; whatever it says about speculation is dropped.
             accept_length: Tokens a verify step accepts, simulated by SGLang; None leaves it to the weights.
+            attention_backend: What the server is started with.
         """
         env = plugin_environment(base, self.plugin)
         if self.speculates and accept_length is not None:
             env[ACCEPT_VARIABLE] = str(accept_length)
+        if self.speculates and self.plugin is None and attention_backend == "flashinfer":
+            env.setdefault(WORKSPACE_VARIABLE, str(WORKSPACE_BYTES))
         return env
 
     def engine_arguments(self, draft: Path, folder: Path) -> dict[str, Any]:

@@ -238,7 +238,7 @@ class Measurement:
         say(f"{labels['mode']}: {error}", *(f"    {line}" for line in tail))
 
     def _environment(self, mode: BenchMode) -> dict[str, str]:
-        env = mode.environment(os.environ, self.args.simulate_accept_length)
+        env = mode.environment(os.environ, self.args.simulate_accept_length, self.args.attention_backend)
         return env if self.args.device == "cuda" else {"OMP_NUM_THREADS": "1", **env}
 
     def _arguments(self, mode: BenchMode) -> list[str]:

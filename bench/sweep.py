@@ -319,7 +319,7 @@ class Sweep:
             results=str(args.out.resolve()),
         )
         task_file.write_text(json.dumps(asdict(task)))
-        env = mode.environment(os.environ, args.simulate_accept_length)
+        env = mode.environment(os.environ, args.simulate_accept_length, labels["backend"])
         say(f"{labels['backend']} {labels['mode']}: started, {self._budget.left_s:.0f} s left")
         progress = Progress(args.out, labels)
         return Server(labels, concurrencies, log, progress, Child("bench.measure", [str(task_file)], env, log))

@@ -89,17 +89,17 @@ class Plugin:
         """Let speculation have graphs for the batches it can run in, and plain steps for all others.
 
         Raises:
-            Refusal: a file of step times can't be read.
+            Refusal: a file of step times can't be read, or SGLang could not capture its speculative graphs.
         """
         if not self.release.speculates(server_args):
             return
         settings = Settings.from_mapping(read_config_variable() or {})
-        if settings.policy == "spec" or settings.dry_run:
-            return
-        most_spec_requests = settings.disable_batch_threshold
-        if settings.costs is not None:
-            most_spec_requests = calibration.load(settings.costs).most_spec_requests
-        self.release.take_limits(server_args, most_spec_requests)
+        if self.lifts_request_limit:
+            most_spec_requests = settings.disable_batch_threshold
+            if settings.costs is not None:
+                most_spec_requests = calibration.load(settings.costs).most_spec_requests
+            self.release.take_limits(server_args, most_spec_requests)
+        self.release.make_room(server_args, settings)
 
     def start_engine(self, server_args: Any) -> None:
         """Make the engine, in the scheduler's process, once its arguments are known."""

@@ -109,6 +109,17 @@ class Release(Protocol):
             most_spec_requests: No batch larger than this will speculate; None where any may.
         """
 
+    def make_room(self, server_args: Any, settings: Settings) -> None:
+        """See that SGLang's speculative graphs can be captured, after :meth:`take_limits`.
+
+        Args:
+            server_args: Resolved arguments, changed in place where graphs have to be left out.
+            settings: What was asked of the plugin.
+
+        Raises:
+            Refusal: they can't.
+        """
+
     def check_reach(self, settings: Settings, most_requests: int | None, spec_graph_sizes: tuple[int, ...]) -> None:
         """Refuse settings that no load could bring into play.
 

@@ -166,18 +166,19 @@ READS: Mapping[str, str] = {
     DRAFT_WORKER: "cuda_graph_runner_for_draft_extend draft_extend_attn_backend draft_runner "
     "speculative_num_draft_tokens speculative_num_steps",
     "sglang.srt.configs.model_config:ModelConfig": "attention_arch context_len hf_config hf_text_config "
-    "is_encoder_decoder is_hybrid_swa is_multimodal vocab_size",
+    "get_num_attention_heads get_num_kv_heads head_dim is_encoder_decoder is_hybrid_swa is_multimodal vocab_size",
 }
 """Attributes that every family has, by owner."""
 
 SERVER_ARGUMENTS = (
-    "attention_backend chunked_prefill_size cuda_graph_config device disable_overlap_schedule disaggregation_mode "
-    "dp_size enable_custom_logit_processor enable_deterministic_inference enable_dp_attention "
-    "enable_hierarchical_cache enable_hisparse enable_lora enable_memory_saver enable_multi_layer_eagle "
-    "enable_multimodal enable_pdmux enable_return_hidden_states enable_streaming_session enable_torch_compile "
-    "enable_two_batch_overlap ep_size lora_paths max_running_requests pp_size quantization speculative_adaptive "
-    "speculative_algorithm speculative_eagle_topk speculative_num_draft_tokens speculative_num_steps "
-    "speculative_use_rejection_sampling tp_size"
+    "attention_backend chunked_prefill_size cuda_graph_config decode_attention_backend device "
+    "disable_overlap_schedule disaggregation_mode dp_size enable_custom_logit_processor "
+    "enable_deterministic_inference enable_dp_attention enable_hierarchical_cache enable_hisparse enable_lora "
+    "enable_memory_saver enable_multi_layer_eagle enable_multimodal enable_pdmux enable_return_hidden_states "
+    "enable_streaming_session enable_torch_compile enable_two_batch_overlap ep_size lora_paths max_running_requests "
+    "pp_size prefill_attention_backend quantization speculative_adaptive speculative_algorithm "
+    "speculative_attention_mode speculative_draft_attention_backend speculative_eagle_topk "
+    "speculative_num_draft_tokens speculative_num_steps speculative_use_rejection_sampling tp_size"
 )
 """Of the server's arguments, the ones that are read."""
 

@@ -21,6 +21,7 @@ from sglang_adaptive_spec.engine.hidden_ring import HiddenRing
 from sglang_adaptive_spec.engine.steps import StepPlan
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.patching import Patch
+from sglang_adaptive_spec.releases import flashinfer_workspace
 from sglang_adaptive_spec.releases.arguments import Arguments
 from sglang_adaptive_spec.releases.base import IdleBatch, PlainRuntime, PrefillSize
 from sglang_adaptive_spec.releases.keys_only import KeysOnly, KeysWritten, attention_layers, keys_only_backend
@@ -186,6 +187,15 @@ class Sglang0514:
         setattr(server_args, _PLAIN_GRAPH_SIZES, plain_sizes)
         if most_spec_requests is not None and most_spec_requests < config.max_bs:
             config.bs = [size for size in config.bs if size < most_spec_requests] + [most_spec_requests]
+
+    def make_room(self, server_args: Any, settings: Settings) -> None:
+        def leave_out(above: int) -> None:
+            config = server_args.cuda_graph_config.decode
+            config.bs = [size for size in config.bs if size <= above]
+
+        # Plain steps keep theirs; a threshold that was asked for has to be within reach of speculation.
+        apart = hasattr(server_args, _PLAIN_GRAPH_SIZES) and settings.policy != "threshold"
+        flashinfer_workspace.make_room(self.arguments(server_args), leave_out if apart else None)
 
     def check_reach(self, settings: Settings, most_requests: int | None, spec_graph_sizes: tuple[int, ...]) -> None:
         refuse_unreachable(settings, most_requests, spec_graph_sizes)

@@ -124,6 +124,7 @@ def _run(start: dict, facts) -> None:
         # Before the targets are imported, and also when SystemExit ends the start.
         found["our_modules"] = sorted(name for name in sys.modules if name.split(".")[0] == "sglang_adaptive_spec")
         found["config"] = os.environ.get("SGLANG_ADAPTIVE_SPEC_CONFIG")
+        found["flashinfer_workspace"] = os.environ.get("SGLANG_FLASHINFER_WORKSPACE_SIZE")
         found["wrapped"] = {target: _is_wrapped(target) for target in start["check_targets"]}
         json.dump(found, facts)
 

@@ -6,6 +6,7 @@ import pytest
 
 from sglang_adaptive_spec.calibration import Calibration
 
+from .conftest import write_config
 from .starts import POLICY, N
 
 DRY = "--adaptive-spec-dry-run"
@@ -67,3 +68,29 @@ def test_graph_sizes_that_the_user_names_hold(probe, eagle3):
     facts = probe.start(*eagle3, N, "8", "--cuda-graph-bs-decode", "1", "16").facts
     assert facts["spec_graph_sizes"] == [1, 16]
     assert facts["plain_graph_sizes"] is None
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flags", "workspace_mib", "largest_graph"),
+    [
+        ("LlamaForCausalLM", (), 579, 256),
+        ("LlamaForCausalLM", (POLICY, "spec"), None, 256),  # where 48 requests run
+        ("LlamaForCausalLM", (N, "64"), None, 64),
+        ("Qwen2ForCausalLM", (), None, 220),
+    ],
+    ids=str,
+)
+def test_speculative_graphs_have_room_on_flashinfer(
+    probe, eagle3, tmp_path, architecture, flags, workspace_mib, largest_graph
+):
+    shape = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    write_config(tmp_path, architecture, num_hidden_layers=2, **shape)
+    # On a CPU the target's backend is another whatever is asked for; the draft's is not looked at.
+    backend = ("--speculative-draft-attention-backend", "flashinfer")
+    graphs = ("--cuda-graph-backend-decode", "full", "--torch-compile-max-bs", "256")
+    outcome = probe.start(*eagle3, "--model-path", str(tmp_path), *backend, *graphs, *flags)
+    assert outcome.started
+    workspace = outcome.facts["flashinfer_workspace"]
+    assert workspace == (workspace_mib and str(workspace_mib * 2**20))
+    assert max(outcome.facts["spec_graph_sizes"]) == largest_graph
+    assert max(outcome.facts["plain_graph_sizes"] or [256]) == 256

@@ -13,7 +13,7 @@ import pytest
 
 from sglang_adaptive_spec.activate import DRIFT_VARIABLE, check_lock
 from sglang_adaptive_spec.errors import Refusal
-from sglang_adaptive_spec.releases import families, lock
+from sglang_adaptive_spec.releases import families, flashinfer_workspace, lock
 from sglang_adaptive_spec.releases.digest import describe_function
 from sglang_adaptive_spec.releases.source import Source
 
@@ -49,6 +49,24 @@ def test_every_patch_that_has_to_be_there_has_a_target(release):
     adapter = families.load_adapter(locked.adapter)
     for patch in adapter.patches:
         assert patch.placed(locked.targets.get) or not patch.required
+
+
+def test_flashinfers_workspace_is_of_the_size_that_is_reckoned_with(release):
+    backend = "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend.__init__"
+    body = source(release).function(backend)
+    words = {node.value for node in ast.walk(body) if isinstance(node, ast.Constant)}
+    architectures = {word for word in words if re.fullmatch(r"[A-Z]\w+For[A-Z]\w+", str(word))}
+    assert architectures == set(flashinfer_workspace.FIXED_FOR)
+    sizes = re.findall(r"SGLANG_FLASHINFER_WORKSPACE_SIZE\.set\((\d+) \* 1024 \* 1024\)", ast.unparse(body))
+    mib = flashinfer_workspace.MIB
+    assert [int(size) * mib for size in sizes] == [
+        flashinfer_workspace.FIXED_BYTES,
+        flashinfer_workspace.DETERMINISTIC_BYTES,
+    ]
+    with zipfile.ZipFile(wheel(release)) as archive:
+        variables = archive.read("sglang/srt/environ.py").decode()
+    default = flashinfer_workspace.DEFAULT_BYTES // mib
+    assert f"{flashinfer_workspace.WORKSPACE_VARIABLE} = EnvInt({default} * 1024 * 1024)" in variables
 
 
 # --- drift -----------------------------------------------------------------------------------------------

@@ -132,9 +132,10 @@ def test_nothing_is_applied_to_a_changed_sglang(monkeypatch):
 
 @pytest.fixture
 def plugin():
-    release = SimpleNamespace(patches=(), checked=[])
+    release = SimpleNamespace(patches=(), checked=[], with_room=[])
     release.speculates = lambda arguments: arguments == "speculative"
     release.preflight = lambda arguments, settings: release.checked.append(settings)
+    release.make_room = lambda arguments, settings: release.with_room.append(settings.policy)
     release.most_accepted_tokens = lambda arguments: 4
     return Plugin(release, "1.0")
 
@@ -192,6 +193,18 @@ def test_speculation_gets_graphs_for_the_batches_it_can_run_in(plugin, monkeypat
     plugin.take_limits("not speculative")
     plugin.take_limits("speculative")
     assert asked == taken
+
+
+@pytest.mark.parametrize("config", ["{}", '{"policy": "plain"}', '{"policy": "spec"}', '{"dry_run": true}'])
+def test_speculative_graphs_get_room_after_the_limits_are_taken(plugin, monkeypatch, config):
+    seen = []
+    plugin.release.take_limits = lambda arguments, most_spec_requests: seen.append(list(plugin.release.with_room))
+    monkeypatch.setenv(CONFIG_VARIABLE, config)
+    plugin.take_limits("not speculative")
+    assert plugin.release.with_room == []
+    plugin.take_limits("speculative")
+    assert plugin.release.with_room == [Settings.from_mapping(json.loads(config)).policy]
+    assert seen in ([], [[]])
 
 
 def test_saved_step_times_say_how_far_speculation_may_win(plugin, monkeypatch, tmp_path):

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from bench.modes import MODES, Served, complaints_about_mode, complaints_about_outputs, verify_steps
+from bench.modes import (
+    MODES,
+    WORKSPACE_VARIABLE,
+    Served,
+    complaints_about_mode,
+    complaints_about_outputs,
+    verify_steps,
+)
 from sglang_adaptive_spec.config import Settings
 
 OUTPUT_TOKENS = 128
@@ -131,14 +138,32 @@ def test_environment_says_all_and_nothing_else(mode: Any) -> None:
         "SGLANG_ADAPTIVE_SPEC_CONFIG": '{"policy": "alternate"}',
         "SGLANG_SIMULATE_ACC_LEN": "4",
     }
-    env = mode.environment(left_over, 2.5)
+    env = mode.environment(left_over, 2.5, "fa3")
     assert env["PATH"] == "/bin"
     assert env.get("SGLANG_ADAPTIVE_SPEC") == (None if mode.plugin is None else "1")
     assert env.get("SGLANG_SIMULATE_ACC_LEN") == ("2.5" if mode.speculates else None)
     if mode.plugin is not None:
         # What the plugin itself would make of it: it refuses what it does not know.
         Settings.from_mapping(json.loads(env["SGLANG_ADAPTIVE_SPEC_CONFIG"]))
-    assert "SGLANG_SIMULATE_ACC_LEN" not in mode.environment(left_over, None)
+    assert "SGLANG_SIMULATE_ACC_LEN" not in mode.environment(left_over, None, "fa3")
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "given", "workspace"),
+    [
+        ("spec", "flashinfer", {}, str(2**30)),
+        ("upstream-adaptive", "flashinfer", {}, str(2**30)),
+        ("spec", "flashinfer", {WORKSPACE_VARIABLE: "1"}, "1"),
+        ("spec", "fa3", {}, None),
+        ("base", "flashinfer", {}, None),
+        ("ours-spec", "flashinfer", {}, None),
+        ("ours-auto", "flashinfer", {}, None),
+    ],
+)
+def test_sglangs_own_speculation_gets_a_workspace_for_its_graphs(
+    name: str, backend: str, given: dict[str, str], workspace: str | None
+) -> None:
+    assert MODES[name].environment(given, None, backend).get(WORKSPACE_VARIABLE) == workspace
 
 
 def test_upstream_table_is_written(tmp_path: Path) -> None:

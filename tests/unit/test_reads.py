@@ -18,6 +18,7 @@ KNOWS_SGLANG = [
     for folder, pattern in (
         (ROOT / "patches", "*.py"),
         (OURS / "releases", "*_0_5_*.py"),
+        (OURS / "releases", "flashinfer_workspace.py"),
         (OURS / "releases", "keys_only.py"),
         (OURS / "releases", "step_bench.py"),
     )
@@ -35,7 +36,7 @@ ELSEWHERE = {*dir(str), *dir(dict), *dir(object)} | _words(
     "hexdigest info is_cuda itemsize max min modules name parameters record record_stream shape sum to to_dict "
     "tolist unsqueeze warning"
 )
-MODULES = _words("copy hashlib importlib inspect json logging np time torch wrapt")
+MODULES = _words("copy hashlib importlib inspect json logging np os time torch wrapt")
 # Read with a default, or only where they are there.
 OPTIONAL = _words(
     "attn_dp_size capture_aux_hidden_states decode_attention_backend_str draft_owns_attention draft_tp_context "
