@@ -34,6 +34,9 @@ _CLOSING_S = 15.0
 _WATCH_S = 0.5
 """Between two looks at servers that start."""
 
+_PREFILL_GRAPH_SIZES = (128, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048)
+"""Prompts of 128 and 256 tokens, some at once. Without graphs a prefill keeps the host longer than the GPU."""
+
 _NOT_STARTED = "not started: out of time"
 
 Labels = dict[str, Any]
@@ -204,6 +207,7 @@ class Measurement:
             with self._written_down(member, labels):
                 if pass_number == 0:
                     warm_up(server)
+                    freeze_garbage(server)
                 began = time.monotonic()
                 measure(mode, server, labels)
                 self._pass_s[mode.name] = time.monotonic() - began
@@ -267,7 +271,8 @@ class Measurement:
         else:
             arguments |= {
                 "attention_backend": args.attention_backend,
-                "cuda_graph_backend_prefill": "disabled",
+                "cuda_graph_backend_prefill": "breakable" if args.prefill_graph_sizes else "disabled",
+                "cuda_graph_bs_prefill": args.prefill_graph_sizes or None,
                 "cuda_graph_max_bs_decode": args.max_running_requests,
             }
             arguments |= {"dtype": "bfloat16"} if args.model_path is None else {}
@@ -292,6 +297,13 @@ def add_options(parser: argparse.ArgumentParser, modes: str) -> None:
     add("--threshold", type=int, default=32, metavar="N", help="of the mode ours-threshold (default: %(default)s)")
     add("--max-running-requests", type=int, default=256, metavar="N")
     add("--stream-interval", type=int, default=1, metavar="N", help="SGLang's; above 1 it holds speculation back")
+    add(
+        "--prefill-graph-sizes",
+        type=comma(int),
+        default=list(_PREFILL_GRAPH_SIZES),
+        metavar="N,M",
+        help="tokens of SGLang's CUDA graphs for prefills, in every mode; '' for none (default: %(default)s)",
+    )
     add("--mem-fraction", type=float, default=0.8, help="SGLang's mem_fraction_static, one server at once")
     add("--seed", type=int, default=1, help="of prompts and arrivals: the same in every mode")
     add("--budget-seconds", type=float, default=3600.0, metavar="S", help="start no server that won't finish by then")
@@ -344,6 +356,11 @@ def state_of(server: Server) -> Served:
     answer = requests.get(f"{server.url}/server_info", timeout=30)
     answer.raise_for_status()
     return Served(answer.json()["internal_states"][0])
+
+
+def freeze_garbage(server: Server) -> None:
+    """Keep a server's processes from looking through what they hold by now: Python stops for that, amid the load."""
+    requests.post(f"{server.url}/freeze_gc", timeout=30).raise_for_status()
 
 
 def say(*lines: str) -> None:

@@ -50,6 +50,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps({"internal_states": [state]}).encode())
 
+    def do_POST(self):
+        with (folder / f"{name}.posts").open("a") as posts:
+            posts.write(self.path + "\\n")
+        self.send_response(200)
+        self.end_headers()
+
 
 time.sleep(0.2)
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
@@ -138,6 +144,27 @@ def test_one_server_at_once_is_gone_before_the_next_one_starts(folder: Path, tmp
     assert set(load.beside) == {0}
     assert [row["round"] for row in rows(load.measurement, "server")] == [0, 0, 1, 1]
     assert "--max-total-tokens" not in started(folder, "base")["arguments"]
+
+
+def test_garbage_is_frozen_once_a_server_is_warm_and_before_it_is_measured(folder: Path, tmp_path: Path) -> None:
+    load = Load(measurement(tmp_path, "--modes", "base", "--passes", "2"))
+    posted: list[str] = []
+
+    def measure(mode: BenchMode, server: Server, labels: Labels) -> None:
+        posted.append((folder / "base.posts").read_text())
+
+    load.measurement.run(load.warm_up, measure)
+    assert posted == ["/freeze_gc\n", "/freeze_gc\n"]
+
+
+def test_prefills_have_graphs_in_every_mode_unless_none_are_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "work").mkdir()
+    argv = ["--device", "cuda", "--model-shape", "tiny", "--modes", "base"]
+    for sizes, backend in (([], "breakable"), (["--prefill-graph-sizes", ""], "disabled")):
+        arguments = measurement(tmp_path, *argv, *sizes)._arguments(ramp_modes(1)["base"])
+        assert value_of("--cuda-graph-backend-prefill", arguments) == backend
+        assert ("--cuda-graph-bs-prefill" in arguments) is (not sizes)
 
 
 def test_servers_that_share_a_gpu_take_turns_and_each_is_warmed_up_once(folder: Path, tmp_path: Path) -> None:
