@@ -87,6 +87,8 @@ class AdaptiveEngine:
         self._most_requests: int | None = None
         self._spec_graph_sizes: tuple[int, ...] = ()
         self._samples = SampleRelay(1, lambda value: value, self._learn)
+        # Whether prompts right behind others wait while the server speculates, and whether one would now.
+        self._row_of_prompts_waits = False
         self._prefilled_last = False
 
     # --- start -------------------------------------------------------------------------------------------
@@ -124,6 +126,8 @@ class AdaptiveEngine:
         limits = self.release.backlog_limits(self.runtime)
         if self._ledger is not None and limits is not None:
             self._backlog = PromptBacklog(*limits)
+            # A graph launches the draft's part of a prefill in less time than it later takes to make up for it.
+            self._row_of_prompts_waits = not self.release.draft_has_prefill_graphs(worker)
         from sglang_adaptive_spec.engine.plain_steps import PlainSteps
 
         self._plain_steps = PlainSteps(self.release.rows_in_all(worker))
@@ -301,7 +305,7 @@ class AdaptiveEngine:
             self._context_requests = 0
             prefilled = self._run_prefill(worker, batch, publish, upstream)
             # A prompt's next chunk is no other prefill.
-            self._prefilled_last = self._backlog is not None and not self.release.prompts_go_on(batch)
+            self._prefilled_last = self._row_of_prompts_waits and not self.release.prompts_go_on(batch)
             return prefilled
         self._prefilled_last = False
         requests = self.release.batch_size(batch)

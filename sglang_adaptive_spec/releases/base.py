@@ -264,6 +264,9 @@ class Release(Protocol):
     def backlog_limits(self, runtime: PlainRuntime) -> tuple[int, int] | None:
         """Prompt tokens and requests that the draft can read in one go; None where no prompt may wait for it."""
 
+    def draft_has_prefill_graphs(self, worker: Any) -> bool:
+        """Whether the draft reads a prompt by a CUDA graph."""
+
     def prompts_go_on(self, batch: Any) -> bool:
         """Whether the next prefill goes on with a prompt of this one."""
 

@@ -604,6 +604,9 @@ class Sglang0514:
             return None
         return min(_BACKLOG_TOKENS, sync.launch_tokens), min(_BACKLOG_REQUESTS, sync.most_requests)
 
+    def draft_has_prefill_graphs(self, worker: Any) -> bool:
+        return getattr(worker.draft_worker.draft_runner, self.prefill_graphs) is not None
+
     def prompts_go_on(self, batch: Any) -> bool:
         return batch.chunked_req is not None
 

@@ -57,6 +57,7 @@ class FakeRelease:
         self.worker_refusal: Refusal | None = None
         self.measure_error: Exception | None = None
         self.limits: tuple[int, int] | None = None
+        self.prefill_graphs = False
         self.ahead_error: Exception | None = None
         self.read_error: Exception | None = None
         self.left: dict[int, str] = {}
@@ -151,6 +152,9 @@ class FakeRelease:
 
     def backlog_limits(self, runtime):
         return self.limits
+
+    def draft_has_prefill_graphs(self, worker):
+        return self.prefill_graphs
 
     def prefill_size(self, batch):
         longest_tokens = int(batch.lengths.max())
@@ -257,9 +261,11 @@ class FakeRelease:
         return reporter(snapshot, on_fault) if reporter else None
 
 
-def make_engine(settings: Settings, *, built: bool = True, limits: tuple[int, int] | None = None) -> AdaptiveEngine:
+def make_engine(
+    settings: Settings, *, built: bool = True, limits: tuple[int, int] | None = None, prefill_graphs: bool = False
+) -> AdaptiveEngine:
     release = FakeRelease()
-    release.limits = limits
+    release.limits, release.prefill_graphs = limits, prefill_graphs
     engine = release.engine = AdaptiveEngine(settings, release, server_args=None)
     if built:
         engine.build(worker=None)
@@ -941,6 +947,13 @@ def test_while_the_server_speculates_the_second_of_two_prefills_in_a_row_waits()
     assert (first[1], second[1]) == ([0, 1], [0, 0, 0, 1])
     assert second[0][3] == FIRST_LENGTH - 1
     assert faults(engine) == {}
+
+
+def test_where_the_draft_reads_prompts_by_graphs_none_waits_while_the_server_speculates():
+    engine = make_engine(THRESHOLD, limits=(12, 4), prefill_graphs=True)
+    for row in range(3):
+        prefill(engine, 3, first_row=row)
+    assert engine.release.ran == ["sglang"] * 3
 
 
 def test_the_next_chunk_of_a_prompt_does_not_wait_while_the_server_speculates():
