@@ -25,7 +25,7 @@ def summary(recording: Recording, phases: Sequence[Phase]) -> Row:
     answers, edges = recording.answers, boundaries(phases)
     window_s = edges[-1]
     lasting = without_probes(recording.switches)
-    by_phase = Counter(_phase_of(switch.at_s, edges) for switch in lasting)
+    by_phase = Counter(phase_of(switch.at_s, edges) for switch in lasting)
     first, last = recording.moments[0], recording.moments[-1]
     plain, spec = last.plain_steps - first.plain_steps, last.spec_steps - first.spec_steps
     return {
@@ -113,7 +113,8 @@ def _mean_ms(values_s: list[float] | None) -> float | None:
     return round(1000 * fmean(values_s), 3) if values_s else None
 
 
-def _phase_of(at_s: float, edges: Sequence[float]) -> int:
+def phase_of(at_s: float, edges: Sequence[float]) -> int:
+    """The phase that a moment belongs to, by :func:`boundaries`; those outside, to the first or the last."""
     return min(max(0, bisect_right(edges, at_s) - 1), len(edges) - 2)
 
 
@@ -121,7 +122,7 @@ def _rate(at_s: float, phases: Sequence[Phase]) -> float:
     edges = boundaries(phases)
     if at_s >= edges[-1]:
         return 0.0
-    number = _phase_of(at_s, edges)
+    number = phase_of(at_s, edges)
     phase = phases[number]
     share: Any = (at_s - edges[number]) / phase.seconds
     return float(phase.first_rate + share * (phase.last_rate - phase.first_rate))
