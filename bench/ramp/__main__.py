@@ -14,7 +14,7 @@ from bench.ramp.client import send, warm_up
 from bench.ramp.outcome import complaints, seconds, summary
 from bench.ramp.trace import boundaries, make_trace, parse_phases
 from bench.server import Server
-from bench.serving import Labels, Measurement, NotProvenError, add_options, result_file, say, settle_options
+from bench.serving import Labels, Measurement, NotProvenError, add_options, result_file, say, settle_options, state_of
 
 PHASES = "7s@3/s,8s@3-70/s,8s@70/s,6s@70-5/s,6s@5/s,4s@80/s,6s@5/s"
 """Sized for an H200 and the 8B shape: at 70 requests a second plain decode keeps up, and speculation on triton not."""
@@ -82,6 +82,9 @@ def main(argv: list[str]) -> int:
                 measurement.write(labels, "second", row)
             for switch in recording.switches:
                 measurement.write(labels, "switch", {**asdict(switch), "at_s": round(switch.at_s, 3)})
+            if (plugin := state_of(server).plugin) is not None:
+                # What the policy went by in the end, for whoever asks why it did what it did.
+                measurement.write(labels, "policy", {name: plugin[name] for name in ("explain", "step_costs")})
             row = summary(recording, phases)
             measurement.write(labels, "measurement", row)
             switches = f"{row['switches']} switches, {row['probes']} probes"
