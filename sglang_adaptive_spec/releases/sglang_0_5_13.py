@@ -44,6 +44,7 @@ class Sglang0513(Sglang0514):
 
     decode_graphs = "graph_runner"
     prefill_graphs = "piecewise_cuda_graph_runner"
+    plain_prefills_by_graph = False
     prompts_may_wait = False
     reads: tuple[str, ...] = (
         *(e for e in Sglang0514.reads if e not in _LATER_ATTRIBUTES and not e.startswith(_RUNNER_FOLDER)),

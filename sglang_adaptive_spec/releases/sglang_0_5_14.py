@@ -135,6 +135,7 @@ class Sglang0514:
     """What a result calls the drafts that its verify step accepted."""
     decode_graphs = "decode_cuda_graph_runner"
     prefill_graphs = "prefill_cuda_graph_runner"
+    plain_prefills_by_graph = True
     reads: tuple[str, ...] = attributes(
         READS,
         {
@@ -565,10 +566,16 @@ class Sglang0514:
 
     def run_plain_prefill(self, worker: Any, batch: Any, publish: Any) -> Any:
         runner = worker.target_worker.model_runner
-        # SGLang's graphs for prefills, where it has any, were captured with the states that the draft reads.
-        eager = {self.prefill_graphs: None}
-        with self._plain_view(batch), _without_aux_capture(runner.model), swapped(runner, **eager):
-            result = worker.target_worker.forward_batch_generation(batch)
+        # SGLang's graphs for prefills, where it has any, were captured with the states that the draft would read.
+        by_graph = self.plain_prefills_by_graph and self.draft_has_prefill_graphs(worker)
+        if by_graph and not self.arguments(runner.server_args).enable_return_hidden_states:
+            with self._plain_view(batch):
+                result = self._run_target(worker, batch, _hidden_mode(full=True))
+            result.logits_output.hidden_states = None  # nobody's
+        else:
+            eager = {self.prefill_graphs: None}
+            with self._plain_view(batch), _without_aux_capture(runner.model), swapped(runner, **eager):
+                result = worker.target_worker.forward_batch_generation(batch)
         return self._undrafted(worker, batch, publish, result)
 
     def _undrafted(self, worker: Any, batch: Any, publish: Any, result: Any) -> Any:

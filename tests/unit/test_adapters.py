@@ -140,3 +140,37 @@ def test_what_speculation_reserves_is_sglangs_own_number(adapter, monkeypatch):
         stand_in = SimpleNamespace(get_alloc_reserve_per_decode=lambda tokens=tokens: tokens)
         monkeypatch.setitem(sys.modules, f"sglang.srt.{module}", stand_in)
     assert adapter._spec_reserve_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("graphs", "returns_hidden", "seen"),
+    [(True, False, ("FULL", "graphs")), (False, False, (None, None)), (True, True, (None, None))],
+)
+def test_prefills_of_the_policy_plain_replay_sglangs_graphs_unless_clients_get_hidden_states(
+    adapter, monkeypatch, graphs, returns_hidden, seen
+):
+    """Captured with the states that the draft reads, they fit a prefill that asks for these."""
+    if not adapter.plain_prefills_by_graph:
+        pytest.skip("prefills of the policy plain run eagerly there")
+    ran = []
+
+    def forward(batch, capture_hidden_mode=None):
+        mode = capture_hidden_mode or getattr(batch, "capture_hidden_mode", None)
+        ran.append((mode if mode is None else mode.name, getattr(runner, adapter.prefill_graphs)))
+        return SimpleNamespace(logits_output=SimpleNamespace(hidden_states="states"))
+
+    args = SimpleNamespace(enable_return_hidden_states=returns_hidden)
+    monkeypatch.setattr(type(adapter), "arguments", lambda self, server_args: args)
+    monkeypatch.setattr(type(adapter), "_undrafted", lambda self, worker, batch, publish, result: result)
+    monkeypatch.setattr(type(adapter), "_no_algorithm", None, raising=False)
+    runner = SimpleNamespace(server_args=args, model=torch.nn.Linear(1, 1), **{adapter.prefill_graphs: "graphs"})
+    draft = SimpleNamespace(**{adapter.prefill_graphs: "graphs" if graphs else None})
+    worker = SimpleNamespace(
+        target_worker=SimpleNamespace(model_runner=runner, forward_batch_generation=forward),
+        draft_worker=SimpleNamespace(draft_runner=draft),
+    )
+    batch = SimpleNamespace(**dict.fromkeys((*adapter.step_fields, "spec_info", "spec_algorithm")))
+    result = adapter.run_plain_prefill(worker, batch, None)
+    assert ran == [seen]
+    assert (result.logits_output.hidden_states is None) is (seen[1] is not None)
+    assert getattr(runner, adapter.prefill_graphs) == "graphs"
