@@ -6,7 +6,8 @@ and without, so what differs is what the plugin adds.
 
 What a plain step does around the target's forward, to bring its inputs and its result into shape, is a case of its
 own: a server without speculation has the like to do. Left out: the draft's catch-up, one forward in every
-``catch_up_tokens`` plain steps, and what a request costs when it leaves.
+``catch_up_tokens`` plain steps, and what a request costs when it leaves. So is a prefill while the server decodes
+plainly, whose prompts wait for the draft; left out is how it reads them.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class Case:
         held: The mode that the running server is held in, or None.
         mode: The mode that the steps have to run in. A policy that measures is told that the other one is slow.
         shapes_forward: Whether what surrounds the target's forward in a plain step is part of it.
+        prefills: Whether prefills are measured, not decode steps: each a request of the batch, on a server that decodes
+            in this mode.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Case:
     held: Mode | None = None
     mode: Mode = Mode.SPEC
     shapes_forward: bool = False
+    prefills: bool = False
 
 
 _BY_LOAD = {"disable_batch_threshold": MOST_REQUESTS - 1}
@@ -95,6 +99,7 @@ CASES = {
         Case("auto-plain-step", {"policy": "auto"}, mode=Mode.PLAIN),
         Case("policy-plain", {"policy": "plain"}, mode=Mode.PLAIN),
         Case("policy-plain-whole", {"policy": "plain"}, mode=Mode.PLAIN, shapes_forward=True),
+        Case("plain-prefill", _BY_LOAD, held=Mode.PLAIN, mode=Mode.PLAIN, prefills=True),
     )
 }
 
@@ -146,9 +151,18 @@ class WithoutModel(Sglang0514):
         if catch_up_tokens is not None:
             ring = HiddenRing(self.rows_in_all(worker), catch_up_tokens, HIDDEN_SIZE, torch.bfloat16, worker.device)
             sync = DraftSync(
-                None, ring, keys_only=None, launch_tokens=8192, most_requests=256, context_tokens=CONTEXT_TOKENS
+                None, ring, keys_only="keys", launch_tokens=8192, most_requests=256, context_tokens=CONTEXT_TOKENS
             )
         return PlainRuntime("backend", "graphs", sync, 0.0, 0.0, 0.0, graph_sizes=())
+
+    def draft_has_prefill_graphs(self, worker: Any) -> bool:
+        return False
+
+    def read_prompts(self, worker: Any, runtime: PlainRuntime, prompts: Any, left: Any) -> None:
+        """A forward of the draft, once in some twenty prefills."""
+
+    def _draft_hidden(self, draft: Any) -> tuple[int, torch.dtype]:
+        return HIDDEN_SIZE, torch.bfloat16
 
     def run_plain_decode(self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any) -> Any:
         if self._shapes_forward:
@@ -177,6 +191,11 @@ class DecodeSteps:
         self._processor = _bare(SchedulerBatchResultProcessor)
         self._last_result: GenerationBatchResult | None = None
 
+    def settle(self) -> None:
+        """As many steps as a policy that chooses may take until it has."""
+        for _ in range(200):
+            self()
+
     def __call__(self) -> Any:
         batch = self._batch
         schedule_batch.get_alloc_reserve_per_decode()  # update_running_batch's estimate
@@ -187,6 +206,38 @@ class DecodeSteps:
             self._processor.process_batch_result_decode(batch, self._last_result)
         self._last_result = result
         return result
+
+
+class Prefills(DecodeSteps):
+    """Prefills of one batch of prompts, again and again; each call is one.
+
+    Args: as of :class:`DecodeSteps`.
+    """
+
+    def __init__(self, batch_size: int, device: str, *, speculates: bool) -> None:
+        super().__init__(batch_size, device, speculates=speculates)
+        tokens = batch_size * PROMPT_TOKENS
+        batch = self._prompts = _batch(batch_size, device, speculates=speculates)
+        batch.forward_mode = ForwardMode.EXTEND
+        batch.input_ids = torch.zeros((tokens,), dtype=torch.int64, device=device)
+        batch.out_cache_loc = torch.zeros((tokens,), dtype=torch.int64, device=device)
+        batch.orig_seq_lens = batch.seq_lens.clone()
+        batch.extend_lens, batch.prefix_lens = [PROMPT_TOKENS] * batch_size, [0] * batch_size
+        batch.extend_logprob_start_lens, batch.extend_num_tokens = [0] * batch_size, tokens
+        hidden = torch.zeros((tokens, HIDDEN_SIZE), dtype=torch.bfloat16, device=device)
+        logits = LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+        ids = torch.zeros((batch_size,), dtype=torch.int64, device=device)
+        self._prefilled = GenerationBatchResult(logits, next_token_ids=ids)
+
+    def settle(self) -> None:
+        # The mode that prompts are read for is that of the last decode step.
+        for _ in range(10):
+            super().__call__()
+        self.worker.target_worker.forward_batch_generation = lambda batch: self._prefilled
+        self()
+
+    def __call__(self) -> Any:
+        return self.worker.forward_batch_generation(self._prompts, on_publish=_publish)
 
 
 @contextmanager
@@ -320,6 +371,7 @@ def _worker(pool: ReqToTokenPool, device: str, spec_result: Any, plain_result: A
         device=device,
         req_to_token_pool=pool,
         tp_rank=0,
+        topk=1,
         spec_result=spec_result,
         shaped_result=shaped_result,
         _target_worker=target,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.overhead.step import CASES, DecodeSteps, hooked, serve_from, upstream_left_out
+from bench.overhead.step import CASES, DecodeSteps, Prefills, hooked, serve_from, upstream_left_out
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.policies import ThresholdPolicy
@@ -34,19 +34,20 @@ def measure(benchmark: Any, rounds: int) -> Measure:
 @pytest.mark.parametrize("name", list(CASES))
 def test_step(repeat: int, batch_size: int, name: str, side: str, device: str, measure: Measure) -> None:
     case = CASES[name]
-    steps = DecodeSteps(batch_size, device, speculates=case.speculates)
+    kind = Prefills if case.prefills else DecodeSteps
+    steps = kind(batch_size, device, speculates=case.speculates)
     if side == "bare":
         measure(steps)
         return
     with hooked(case, steps) as plugin:
         engine = plugin.engine if plugin else None
-        for _ in range(200):  # a policy that chooses may take a while to settle
-            steps()
+        steps.settle()
         before = engine.controller.steps.copy() if engine else None
         measure(steps)
         if engine is not None:
             ran = engine.controller.steps - before
-            assert ran[case.mode] == ran.total() > 0, f"{ran} are not all {case.mode.value} steps"
+            decoded = ran[case.mode] == ran.total() > 0
+            assert decoded is not case.prefills, f"{ran} are not all {case.mode.value} steps"
             assert not engine.snapshot()["faults"]
 
 
