@@ -35,6 +35,8 @@ class DraftLedger:
         self._known_start = torch.zeros(rows, dtype=torch.bool)
         # The same memory: on the host a small operation costs numpy a third of what it costs torch.
         self._starts_array = self._starts.numpy()
+        self._lost_from_array = self._lost_from.numpy()
+        self._known_start_array = self._known_start.numpy()
         self.may_wait = False
         """Whether anything can wait at all: a server that has long been speculating need not look."""
         # Plain steps in a row that can neither fill a row nor bring a new one: those need no look either.
@@ -42,9 +44,10 @@ class DraftLedger:
 
     def prefilled(self, rows: torch.Tensor) -> None:
         """The draft has seen all of these rows, whatever was in them before."""
-        self._starts[rows] = _NONE
-        self._lost_from[rows] = _NEVER
-        self._known_start[rows] = False
+        index = rows.numpy()
+        self._starts_array[index] = _NONE
+        self._lost_from_array[index] = _NEVER
+        self._known_start_array[index] = False
         self._quiet_steps = 0
         if self.may_wait:
             self._look_again()
@@ -57,10 +60,11 @@ class DraftLedger:
             last_positions: ``[batch]`` int64, from which a request will be drafted; below 0 where more of its prompt is
                 to come.
         """
-        self.prefilled(rows)
-        ends = last_positions >= 0
-        self._starts[rows[ends]] = last_positions[ends]
-        self._known_start[rows[ends]] = True
+        index, last = rows.numpy(), last_positions.numpy()
+        ends = last >= 0
+        self._starts_array[index] = np.where(ends, last, _NONE)
+        self._lost_from_array[index] = _NEVER
+        self._known_start_array[index] = ends
         self._look_again()
 
     def saw(self, rows: torch.Tensor, due: tuple[torch.Tensor, torch.Tensor], seen: torch.Tensor) -> None:
@@ -97,7 +101,7 @@ class DraftLedger:
 
     def _look_again(self) -> None:
         self._quiet_steps = 0
-        self.may_wait = bool((self._starts_array != _NONE).any())
+        self.may_wait = bool(self._starts_array.max() > _NONE)
 
     def note(self, rows: torch.Tensor, positions: torch.Tensor) -> bool:
         """Account for a plain step.
@@ -121,7 +125,10 @@ class DraftLedger:
         self._starts_array[index] = starts
         self.may_wait = True
         steps_to_full = starts - at + (self.chunk_tokens - 1)
-        self._quiet_steps = max(0, int(steps_to_full.min()) - 1)
+        fewest = int(steps_to_full.min())
+        if fewest > 0:
+            self._quiet_steps = fewest - 1
+            return False
         return bool(np.count_nonzero((steps_to_full <= 0) & (starts <= self._last_start)))
 
     def waits(self, rows: torch.Tensor) -> bool:
@@ -153,5 +160,5 @@ class DraftLedger:
 
     def true_length(self, row: int, length: int) -> int:
         """How many of a request's first ``length`` positions the draft has seen."""
-        start = int(self._starts[row]) + int(self._known_start[row])
-        return min(length, int(self._lost_from[row]), length if start < 0 else start)
+        start = int(self._starts_array[row]) + int(self._known_start_array[row])
+        return min(length, int(self._lost_from_array[row]), length if start < 0 else start)

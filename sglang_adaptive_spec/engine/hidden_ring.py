@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 
@@ -24,6 +27,9 @@ class HiddenRing:
         # through the attention's masked sum into the others.
         self._hidden = torch.zeros((rows, chunk_tokens, hidden_size), dtype=dtype, device=device)
         self._tokens = torch.zeros((rows, chunk_tokens), dtype=torch.int64, device=device)
+        # The same memory, all rows' columns one after another: one index finds a place in it.
+        self._hidden_places = self._hidden.flatten(0, 1)
+        self._token_places = self._tokens.flatten()
         self._span = torch.arange(chunk_tokens, device=device)
 
     @property
@@ -42,18 +48,35 @@ class HiddenRing:
             hidden: ``[batch, hidden_size]``, the target's states there.
             next_tokens: ``[batch]``, the tokens sampled from them.
         """
-        self.store_at(rows, self.columns(positions), hidden, next_tokens)
-
-    def columns(self, positions: torch.Tensor) -> torch.Tensor:
-        """Where positions are kept in their rows, wherever the tensor is: of the same shape."""
-        return positions % self.chunk_tokens
-
-    def store_at(
-        self, rows: torch.Tensor, columns: torch.Tensor, hidden: torch.Tensor, next_tokens: torch.Tensor
-    ) -> None:
-        """As :meth:`store`, where the columns are known already."""
+        columns = positions % self.chunk_tokens
         self._hidden[rows, columns] = hidden
         self._tokens[rows, columns] = next_tokens.to(torch.int64)
+
+    def store_prompt_ends(
+        self,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        ends: Sequence[int],
+        hidden: torch.Tensor,
+        next_tokens: torch.Tensor,
+    ) -> None:
+        """Keep what a prefill gave at the last position of each request.
+
+        All places are known on the host, so one transfer does where each operation on the device would be a launch.
+
+        Args:
+            rows: Of the requests.
+            positions: The last of each request.
+            ends: Which of the states are theirs.
+            hidden: ``[tokens, hidden_size]``, the target's states at all positions of the prefill.
+            next_tokens: ``[batch]``, the tokens sampled from the last ones.
+        """
+        chunk = self.chunk_tokens
+        into = [row * chunk + position % chunk for row, position in zip(rows, positions, strict=True)]
+        told = torch.from_numpy(np.array((ends, into), dtype=np.int64))
+        states, places = told.to(hidden.device, non_blocking=True).unbind()
+        self._hidden_places.index_copy_(0, places, hidden.index_select(0, states))
+        self._token_places.index_copy_(0, places, next_tokens.to(torch.int64))
 
     def span(self, starts: torch.Tensor, width: int) -> torch.Tensor:
         """``width`` positions from each start on: ``[batch]`` to ``[batch, width]``, both int64."""
@@ -73,6 +96,6 @@ class HiddenRing:
         Returns:
             ``[batch * width, hidden_size]`` and ``[batch * width]``.
         """
-        columns = self.columns(span)
+        columns = span % self.chunk_tokens
         rows = rows.unsqueeze(1)
         return self._hidden[rows, columns].flatten(0, 1), self._tokens[rows, columns].flatten()

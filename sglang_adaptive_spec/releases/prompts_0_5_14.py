@@ -13,11 +13,14 @@ from typing import Any
 
 import torch
 
-_SHARED = ("input_ids", "req_pool_indices", "req_pool_indices_cpu")
-"""Written to by nobody once they are made."""
-_COPIED = ("seq_lens", "seq_lens_cpu", "orig_seq_lens", "out_cache_loc")
-_TENSORS = (*_SHARED, *_COPIED)
+_OF_THE_SCHEDULER = ("input_ids", "orig_seq_lens")
+"""Made on its stream, and written to by nobody once they are made: only without speculation does SGLang count lengths
+up in place."""
+_COPIED = ("seq_lens_cpu", "out_cache_loc")
+_TENSORS = (*_OF_THE_SCHEDULER, *_COPIED, "req_pool_indices_cpu")
 """One value a request or a token, whole batches one after another."""
+_TOLD_BY_THE_HOST = ("seq_lens", "req_pool_indices")
+"""What the host knows as well, as ``..._cpu``: sent once for all prompts that are read, not kept for each."""
 _LISTS = ("reqs", "extend_lens", "prefix_lens", "extend_logprob_start_lens", "multimodal_inputs")
 
 
@@ -45,14 +48,10 @@ def keep(batch: Any, copied: Any) -> Any:
         batch: SGLang's batch, about to be prefilled.
         copied: A shallow copy of it.
     """
-    # Lengths are counted up in place by the decode steps to come, and slots are a view of all that were free. Lists are
-    # extended in place by what joins the batch.
+    # Slots are a view of all that were free, and lists are extended in place by what joins the batch. Lengths are
+    # copied where it costs next to nothing, on the host.
     for name in _COPIED:
         setattr(copied, name, getattr(batch, name).clone())
-    for name in _SHARED:
-        # Of the scheduler's stream, which may use their memory anew once nobody holds them.
-        if getattr(batch, name).is_cuda:
-            getattr(batch, name).record_stream(torch.cuda.current_stream())
     for name in _LISTS:
         values = getattr(batch, name)
         setattr(copied, name, None if values is None else list(values))
@@ -79,8 +78,11 @@ def merged(
     """
     batches = [each.batch for each in prompts]
     batch = batches[-1]
+    _outlast_the_scheduler(batches)
     for name in _TENSORS:
         setattr(batch, name, torch.cat([getattr(each, name) for each in batches]))
+    for name in _TOLD_BY_THE_HOST:
+        setattr(batch, name, getattr(batch, f"{name}_cpu").to(batch.input_ids.device, non_blocking=True))
     for name in _LISTS:
         lists = [getattr(each, name) for each in batches]
         setattr(batch, name, None if None in lists else list(chain(*lists)))
@@ -93,6 +95,15 @@ def merged(
     theirs = _slots_by_now(batch, req_to_token, list(chain(*(each.rows for each in prompts))), left)
     batch.out_cache_loc = torch.where(theirs == batch.out_cache_loc, batch.out_cache_loc, 0)
     return batch, torch.cat([each.hidden for each in prompts]), torch.cat([each.tails for each in prompts])
+
+
+def _outlast_the_scheduler(batches: Sequence[Any]) -> None:
+    """Let its stream use the memory of what it made anew only after what this one is about to read."""
+    tensors = [getattr(batch, name) for batch in batches for name in _OF_THE_SCHEDULER]
+    if tensors[0].is_cuda:
+        stream = torch.cuda.current_stream()
+        for tensor in tensors:
+            tensor.record_stream(stream)
 
 
 def _slots_by_now(

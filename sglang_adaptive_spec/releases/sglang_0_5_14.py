@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -57,6 +57,8 @@ from sglang_adaptive_spec.releases.step_bench import Steps, idle_batch
 from sglang_adaptive_spec.request_steps import VerifySteps
 from sglang_adaptive_spec.stopwatch import HostStopwatch, Stopwatch
 from sglang_adaptive_spec.telemetry import Telemetry
+
+NoDraft: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _PLAN = "adaptive_spec_plan"
 _MODE = "adaptive_spec_mode"
@@ -157,7 +159,6 @@ class Sglang0514:
         f"{REQUEST}._cache_commit_len",
         f"{REQUEST}.pop_overallocated_kv_cache",
     )
-    _undrafted_row: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     prompts_may_wait: bool = True
     """Whether the draft's reading of a prompt may wait; not proven on releases before 0.5.14."""
 
@@ -585,7 +586,7 @@ class Sglang0514:
         result.new_seq_lens = batch.seq_lens
         if publish is not None:
             publish(result.new_seq_lens)
-        topk_p, topk_index, hidden_states = (zeros.expand(len(batch.reqs), -1) for zeros in self._no_draft(worker))
+        topk_p, topk_index, hidden_states = self._no_draft(worker, len(batch.reqs))
         result.next_draft_input = EagleDraftInput(
             topk_p=topk_p,
             topk_index=topk_index,
@@ -596,14 +597,27 @@ class Sglang0514:
         )
         return result
 
-    def _no_draft(self, worker: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What nothing was drafted from, for one request: probabilities, tokens and states, each ``[1, width]``."""
-        if self._undrafted_row is None:
+    def _no_draft(self, worker: Any, requests: int) -> NoDraft:
+        """What nothing was drafted from: probabilities, tokens and states, each ``[requests, width]``."""
+        known = self._no_drafts.get(requests)
+        if known is None:
+            topk_p, topk_index, hidden = self._no_draft_of_one(worker)
+            known = topk_p.expand(requests, -1), topk_index.expand(requests, -1), hidden.expand(requests, -1)
+            self._no_drafts[requests] = known
+        return known
+
+    def _no_draft_of_one(self, worker: Any) -> NoDraft:
+        if 1 not in self._no_drafts:
             hidden_size, dtype = self._draft_hidden(worker.draft_worker)
             shapes = ((worker.topk, torch.float32), (worker.topk, torch.int64), (hidden_size, dtype))
             topk_p, topk_index, hidden = (torch.zeros((1, n), dtype=t, device=worker.device) for n, t in shapes)
-            self._undrafted_row = topk_p, topk_index, hidden
-        return self._undrafted_row
+            self._no_drafts[1] = topk_p, topk_index, hidden
+        return self._no_drafts[1]
+
+    @cached_property
+    def _no_drafts(self) -> dict[int, NoDraft]:
+        # By the number of requests: views of the same few zeros, to which nobody writes.
+        return {}
 
     def backlog_limits(self, runtime: PlainRuntime) -> tuple[int, int] | None:
         sync: Any = runtime.draft_sync
@@ -622,7 +636,7 @@ class Sglang0514:
             return None
         if batch.input_embeds is not None or batch.replace_embeds is not None:
             return None
-        return PrefillSize(sum(batch.extend_lens), len(batch.reqs), int(batch.seq_lens_cpu.max()))
+        return PrefillSize(sum(batch.extend_lens), len(batch.reqs), max(batch.seq_lens_cpu.tolist()))
 
     def run_prefill_ahead_of_draft(
         self, worker: Any, runtime: PlainRuntime, batch: Any, publish: Any
@@ -638,12 +652,12 @@ class Sglang0514:
         states = hidden.clone() if result.can_run_cuda_graph else hidden
         prompts = Prompts(kept, states, tails, self.rows(batch).tolist())
         # Where a request will be drafted from: the switch needs a whole forward of that position.
-        positions = kept.seq_lens_cpu - 1
-        ends = torch.tensor(list(accumulate(kept.extend_lens))) - 1
-        ends, columns = torch.stack((ends, sync.ring.columns(positions))).to(hidden.device, non_blocking=True)
-        sync.ring.store_at(kept.req_pool_indices, columns, hidden[ends], result.next_token_ids)
-        goes_on = [req is batch.chunked_req for req in batch.reqs]
-        return result, prompts, torch.where(torch.tensor(goes_on), -1, positions)
+        positions = [length - 1 for length in kept.seq_lens_cpu.tolist()]
+        ends = [end - 1 for end in accumulate(kept.extend_lens)]
+        sync.ring.store_prompt_ends(prompts.rows, positions, ends, hidden, result.next_token_ids)
+        goes_on = batch.chunked_req
+        drafted_from = [-1 if req is goes_on else at for req, at in zip(batch.reqs, positions, strict=True)]
+        return result, prompts, host_tensor(drafted_from)
 
     def kv_slots(self, worker: Any, req: Any) -> Any:
         kv = self._kv(req)

@@ -157,6 +157,16 @@ def test_the_ring_gives_back_a_chunk_across_its_edge():
     assert tokens.tolist() == [106, 107, 108, 109, 109, 110, 111, 112]
 
 
+def test_the_ring_keeps_the_end_of_each_prompt_of_a_prefill():
+    ring = HiddenRing(rows=3, chunk_tokens=CHUNK, hidden_size=2, dtype=torch.float32, device="cpu")
+    states = torch.arange(5.0).unsqueeze(1).expand(5, 2)
+    # Prompts of 3 and 2 tokens, the second one behind a prefix of 7.
+    ring.store_prompt_ends([2, 0], [2, 8], [2, 4], states, torch.tensor([70, 71], dtype=torch.int32))
+    hidden, tokens = ring.read(at(2, 0, 1), ring.span(at(2, 8, 0), 1))
+    assert hidden.tolist() == [[2, 2], [4, 4], [0, 0]]
+    assert tokens.tolist() == [70, 71, 0]
+
+
 def test_what_was_never_stored_is_finite():
     ring = HiddenRing(rows=2, chunk_tokens=CHUNK, hidden_size=2, dtype=torch.float32, device="cpu")
     hidden, tokens = ring.read(at(1), ring.span(at(5), CHUNK))
@@ -185,6 +195,7 @@ def test_a_prompt_prefilled_plainly_is_true_to_its_end_though_its_last_position_
     account.prefilled_plainly(at(1, 2), at(29, -1))
     assert account.may_wait
     assert [account.true_length(row, 31) for row in (1, 2)] == [30, 31]
+    assert (account.waits(at(1)), account.waits(at(2))) == (True, False)
     starts, counts = account.due(at(1, 2), at(30, 40))
     assert (starts[0].item(), counts.tolist()) == (29, [1, 0])
     account.note(at(1), at(30))
@@ -194,6 +205,15 @@ def test_a_prompt_prefilled_plainly_is_true_to_its_end_though_its_last_position_
     assert account.true_length(1, 31) == 30
     account.saw(at(1), account.due(at(1), at(31)), at(1))
     assert account.true_length(1, 31) == 31
+
+
+def test_a_prompt_prefilled_plainly_makes_up_for_whatever_was_in_its_row():
+    account = ledger()
+    account.note(at(1, 2), at(10, 10))
+    account.give_up(at(1, 2))
+    account.prefilled_plainly(at(1, 2), at(-1, -1))
+    assert not account.may_wait
+    assert [account.true_length(row, 40) for row in (1, 2)] == [40, 40]
 
 
 def test_a_catch_up_that_fails_right_behind_a_prompt_leaves_the_prompt_true():

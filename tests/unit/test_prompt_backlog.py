@@ -96,12 +96,14 @@ def test_a_slot_that_was_given_back_is_written_to_no_more():
 def test_what_is_kept_does_not_change_with_the_batch():
     batch = prompts([0, 1], [0, 4], [3, 2], 1.0).batch
     kept = keep(batch, SimpleNamespace(**vars(batch)))
-    for name in ("seq_lens", "seq_lens_cpu", "orig_seq_lens", "out_cache_loc", "req_pool_indices", "input_ids"):
+    for name in ("seq_lens", "seq_lens_cpu", "out_cache_loc"):
         getattr(batch, name).add_(1)
     batch.reqs.clear()
     batch.multimodal_inputs.append("another's")
-    assert kept.seq_lens.tolist() == kept.seq_lens_cpu.tolist() == [3, 6]
-    assert kept.orig_seq_lens.tolist() == [3, 2]
+    assert kept.seq_lens_cpu.tolist() == [3, 6]
     assert kept.out_cache_loc.tolist() == [100, 101, 102, 124, 125]
     assert len(kept.reqs) == len(kept.multimodal_inputs) == 2
     assert kept.sampling_info is None
+    read, _, _ = merged([Prompts(kept, torch.zeros(5, 2), torch.tensor([0, 1]), [0, 1])], REQ_TO_TOKEN, {})
+    assert read.seq_lens.tolist() == read.seq_lens_cpu.tolist() == [3, 6]
+    assert read.req_pool_indices.tolist() == [0, 1]
