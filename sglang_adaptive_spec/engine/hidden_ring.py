@@ -75,7 +75,9 @@ class HiddenRing:
         into = [row * chunk + position % chunk for row, position in zip(rows, positions, strict=True)]
         told = torch.from_numpy(np.array((ends, into), dtype=np.int64))
         states, places = told.to(hidden.device, non_blocking=True).unbind()
-        self._hidden_places.index_copy_(0, places, hidden.index_select(0, states))
+        # As the draft reads them, should the target compute in another type.
+        kept = hidden.index_select(0, states).to(self._hidden.dtype)
+        self._hidden_places.index_copy_(0, places, kept)
         self._token_places.index_copy_(0, places, next_tokens.to(torch.int64))
 
     def span(self, starts: torch.Tensor, width: int) -> torch.Tensor:

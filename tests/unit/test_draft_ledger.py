@@ -159,7 +159,8 @@ def test_the_ring_gives_back_a_chunk_across_its_edge():
 
 def test_the_ring_keeps_the_end_of_each_prompt_of_a_prefill():
     ring = HiddenRing(rows=3, chunk_tokens=CHUNK, hidden_size=2, dtype=torch.float32, device="cpu")
-    states = torch.arange(5.0).unsqueeze(1).expand(5, 2)
+    # Of another type than the ring's, as where the draft is of another than its target.
+    states = torch.arange(5.0, dtype=torch.float64).unsqueeze(1).expand(5, 2)
     # Prompts of 3 and 2 tokens, the second one behind a prefix of 7.
     ring.store_prompt_ends([2, 0], [2, 8], [2, 4], states, torch.tensor([70, 71], dtype=torch.int32))
     hidden, tokens = ring.read(at(2, 0, 1), ring.span(at(2, 8, 0), 1))
