@@ -29,7 +29,7 @@ from bench.serving import Labels, Measurement, NotProvenError, add_options, resu
 from bench.timeline import summarize
 
 PHASES = "3s@60/s,7s@70/s"
-"""The busiest seconds of the ramp, where nearly every decode step is followed by a prefill."""
+"""About the busiest seconds of the ramp."""
 
 _WRITING_S = 60.0
 """Longest wait for SGLang to write a trace."""
@@ -47,6 +47,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--input-tokens", type=int, default=128, metavar="N", help="a prompt's length (default: %(default)s)")
     add("--output-tokens", type=int, default=256, metavar="N", help="of the longest answer; the shortest has half")
     add("--traces", type=Path, metavar="DIR", help="keep the profiler's files there")
+    # In pieces by graph, a prefill could not be told from decode steps.
+    parser.set_defaults(prefill_graph_sizes=[])
     args = parser.parse_args(argv)
     settle_options(parser, args, ramp_modes(args.threshold))
     try:
@@ -68,10 +70,13 @@ class Profiler:
             "with_stack": args.stacks,
             "record_shapes": False,
         }
+        self._earlier: set[Path] = set()
+        self._error: requests.RequestException | None = None
         self._timer = threading.Timer(args.after_seconds, self._ask, [f"{server.url}/start_profile"])
 
     def __enter__(self) -> Profiler:
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._earlier = self._files()
         self._timer.start()
         return self
 
@@ -79,7 +84,13 @@ class Profiler:
         self._timer.cancel()
 
     def _ask(self, url: str) -> None:
-        requests.post(url, json=self._body, timeout=_WRITING_S)
+        try:
+            requests.post(url, json=self._body, timeout=_WRITING_S).raise_for_status()
+        except requests.RequestException as error:  # in a thread of its own
+            self._error = error
+
+    def _files(self) -> set[Path]:
+        return set(self._folder.glob("*.trace.json.gz"))
 
     def trace(self) -> Path:
         """The file that SGLang wrote, complete.
@@ -88,12 +99,12 @@ class Profiler:
             NotProvenError: there is none.
         """
         deadline, size = time.monotonic() + _WRITING_S, -1
-        while time.monotonic() < deadline:
-            found = sorted(self._folder.glob("*.trace.json.gz"))
+        while time.monotonic() < deadline and self._error is None:
+            found = sorted(self._files() - self._earlier)
             if found and size == (size := found[-1].stat().st_size) and size > 0:
                 return found[-1]
             time.sleep(1.0)
-        raise NotProvenError("SGLang wrote no trace: were there enough forwards?")
+        raise NotProvenError(f"SGLang wrote no trace: {self._error or 'were there enough forwards?'}")
 
 
 def markdown(results: Results) -> str:

@@ -163,12 +163,14 @@ def send(url: str, trace: Sequence[Request], drain_s: float) -> Recording:
         TimeoutError: answers were still missing then.
     """
     # Looking for garbage among a quarter of a million times takes Python tenths of a second, in the midst of the load.
+    collects = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         return asyncio.run(_send(url, trace, drain_s))
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 def warm_up(url: str, most_requests: int, input_tokens: int, vocab: int) -> None:

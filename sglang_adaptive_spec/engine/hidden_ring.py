@@ -49,8 +49,12 @@ class HiddenRing:
             next_tokens: ``[batch]``, the tokens sampled from them.
         """
         columns = positions % self.chunk_tokens
-        self._hidden[rows, columns] = hidden
+        self._hidden[rows, columns] = self._kept(hidden)
         self._tokens[rows, columns] = next_tokens.to(torch.int64)
+
+    def _kept(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States as the draft reads them, should the target compute in another type."""
+        return hidden.to(self._hidden.dtype)
 
     def store_prompt_ends(
         self,
@@ -75,9 +79,7 @@ class HiddenRing:
         into = [row * chunk + position % chunk for row, position in zip(rows, positions, strict=True)]
         told = torch.from_numpy(np.array((ends, into), dtype=np.int64))
         states, places = told.to(hidden.device, non_blocking=True).unbind()
-        # As the draft reads them, should the target compute in another type.
-        kept = hidden.index_select(0, states).to(self._hidden.dtype)
-        self._hidden_places.index_copy_(0, places, kept)
+        self._hidden_places.index_copy_(0, places, self._kept(hidden.index_select(0, states)))
         self._token_places.index_copy_(0, places, next_tokens.to(torch.int64))
 
     def span(self, starts: torch.Tensor, width: int) -> torch.Tensor:

@@ -33,6 +33,7 @@ FIXED_FOR = (
 """Models for which SGLang sets :data:`FIXED_BYTES` itself, over whatever was given (``FlashInferAttnBackend``)."""
 
 _BYTES_A_FLOAT = 4
+_FLASHINFER = "flashinfer"
 
 _given_here: str | None = None
 """What this process has set: a second engine in it must not take that for the user's word."""
@@ -52,19 +53,19 @@ class Heads(NamedTuple):
     dim: int
 
 
-def verify_bytes(requests: int, draft_tokens: int, heads: Heads) -> int:
-    """The float workspace that flashinfer plans for a verify step in a CUDA graph, in bytes.
+def plan_bytes(requests: int, rows_each: int, heads: Heads) -> int:
+    """The float workspace that flashinfer plans for a step in a CUDA graph, in bytes.
 
     As ``PrefillPlan`` and ``PrefillSplitQOKVIndptr`` of ``flashinfer/attention/scheduler.cuh`` (0.6.12) reckon it for
-    ``tmp_v`` and ``tmp_s``: under a graph any one request may have all the rows that the others leave. Left out is the
-    least they reckon with, two tiles a multiprocessor divided by the KV heads: it does not grow with the batch.
+    ``tmp_v`` and ``tmp_s``: under a graph any one request may have all the rows that the others leave. Left out is
+    their floor of two tiles a multiprocessor, divided by the KV heads, which does not grow with the batch.
 
     Args:
         requests: In the batch.
-        draft_tokens: Rows of each.
+        rows_each: Tokens of each: the draft tokens in a verify step.
         heads: Of one rank.
     """
-    rows, group = requests * draft_tokens, heads.query // heads.kv
+    rows, group = requests * rows_each, heads.query // heads.kv
     longest = (rows - requests + 1) * group
     tile = 16 if longest <= 16 else 128 if longest > 64 and heads.dim < 256 else 64
     tiles = -(-rows * group // tile) + requests - 1
@@ -86,27 +87,31 @@ def make_room(arguments: Any, leave_out: Callable[[int], None] | None) -> None:
         Refusal: there is no room, and no graph may be dropped.
     """
     graphs = arguments.cuda_graph_config.decode
-    if graphs.backend == "disabled" or not graphs.bs or not _plans_with_flashinfer(arguments):
+    verifier, drafter = _backends(arguments)
+    if graphs.backend == "disabled" or not graphs.bs or _FLASHINFER not in (verifier, drafter):
         return
     model = arguments.get_model_config()
     if model.attention_arch.name == "MLA":
         return
-    ranks, draft_tokens = arguments.tp_size, arguments.speculative_num_draft_tokens
+    ranks, most = arguments.tp_size, min(max(graphs.bs), arguments.max_running_requests or max(graphs.bs))
     heads = Heads(model.get_num_attention_heads(ranks), model.get_num_kv_heads(ranks), model.head_dim)
-    most = min(max(graphs.bs), arguments.max_running_requests or max(graphs.bs))
-    needed = verify_bytes(most, draft_tokens, heads)
-    fixed = _fixed_bytes(arguments, model)
+
+    def needed_bytes(requests: int) -> int:
+        # A tree's branches are drafted like requests of one row each.
+        drafting = plan_bytes(requests * arguments.speculative_eagle_topk, 1, heads)
+        return max(plan_bytes(requests, arguments.speculative_num_draft_tokens, heads), drafting)
+
+    needed, fixed = needed_bytes(most), _fixed_bytes(arguments, model)
     if fixed is None:
         _enlarge(most, needed)
     elif needed > fixed:
-        fit = next((n for n in range(most, 0, -1) if verify_bytes(n, draft_tokens, heads) <= fixed), 0)
+        fit = next((n for n in range(most, 0, -1) if needed_bytes(n) <= fixed), 0)
         if leave_out is None:
             raise Refusal(
                 f"flashinfer's workspace has no room for speculative graphs of more than {fit} requests.",
                 f"For {most} it needs {_mib(needed)} MiB, and SGLang sets it to {fixed // MIB} MiB for this server, "
                 f"whatever {WORKSPACE_VARIABLE} says: the start would fail while graphs are captured.",
-                f"Give --max-running-requests {fit} or --cuda-graph-max-bs-decode {fit}, and no threshold above that; "
-                "or another --attention-backend.",
+                f"Give --max-running-requests {fit} and no threshold above that, or another --attention-backend.",
             )
         leave_out(fit)
         logger.warning(
@@ -117,20 +122,23 @@ def make_room(arguments: Any, leave_out: Callable[[int], None] | None) -> None:
         )
 
 
-def _plans_with_flashinfer(arguments: Any) -> bool:
-    """Whether verify steps, or the draft's forwards of as many tokens, run on flashinfer."""
+def _backends(arguments: Any) -> tuple[str, str]:
+    """What verify steps run on, and the draft's forwards."""
     of_mode = arguments.prefill_attention_backend
     if arguments.speculative_attention_mode == "decode":
         of_mode = arguments.decode_attention_backend
-    verify = of_mode or arguments.attention_backend
-    return "flashinfer" in (verify, arguments.speculative_draft_attention_backend or verify)
+    verifier = of_mode or arguments.attention_backend
+    return verifier, arguments.speculative_draft_attention_backend or verifier
 
 
 def _fixed_bytes(arguments: Any, model: Any) -> int | None:
     """The size that SGLang sets itself; None where the variable decides."""
     if arguments.enable_deterministic_inference:
         return DETERMINISTIC_BYTES
-    return FIXED_BYTES if set(FIXED_FOR) & set(model.hf_config.architectures) else None
+    # By the model of whoever has the backend, and no draft is of these.
+    own = (arguments.prefill_attention_backend, arguments.decode_attention_backend)
+    target_has_it = _FLASHINFER in [backend or arguments.attention_backend for backend in own]
+    return FIXED_BYTES if target_has_it and set(FIXED_FOR) & set(model.hf_config.architectures) else None
 
 
 def _enlarge(requests: int, needed: int) -> None:

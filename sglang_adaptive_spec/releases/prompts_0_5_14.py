@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 _OF_THE_SCHEDULER = ("input_ids", "orig_seq_lens")
-"""Made on its stream, and written to by nobody once they are made: only without speculation does SGLang count lengths
-up in place."""
+"""Made on its stream. Only without speculation does SGLang count lengths up in place; a draft-extend writes to its
+batch's tokens, which by then are another tensor (:func:`merged` always makes one)."""
 _COPIED = ("seq_lens_cpu", "out_cache_loc")
 _TENSORS = (*_OF_THE_SCHEDULER, *_COPIED, "req_pool_indices_cpu")
 """One value a request or a token, whole batches one after another."""

@@ -76,7 +76,7 @@ def test_graph_sizes_that_the_user_names_hold(probe, eagle3):
         ("LlamaForCausalLM", (), 579, 256),
         ("LlamaForCausalLM", (POLICY, "spec"), None, 256),  # where 48 requests run
         ("LlamaForCausalLM", (N, "64"), None, 64),
-        ("Qwen2ForCausalLM", (), None, 220),
+        ("Qwen2ForCausalLM", (), 579, 256),
     ],
     ids=str,
 )

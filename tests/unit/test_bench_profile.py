@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ import pytest
 from bench import profile
 from bench.ramp.trace import parse_phases
 from bench.results import Results
+from bench.serving import NotProvenError
 from bench.timeline import summarize
 
 SCHEDULER, OTHER = 7, 8
@@ -80,6 +85,32 @@ def test_the_load_goes_on_for_as_long_as_the_profiler_needs() -> None:
 def test_the_table_of_a_committed_profile_is_what_the_file_says() -> None:
     path = Path(profile.__file__).parent / "results" / "h200-triton-profile.jsonl"
     assert profile.markdown(Results.read(path)) == path.with_suffix(".md").read_text()
+
+
+def test_prefills_have_no_graphs_which_would_look_like_many_decode_steps() -> None:
+    assert profile.parse([]).prefill_graph_sizes == []
+    assert profile.parse(["--prefill-graph-sizes", "128,256"]).prefill_graph_sizes == [128, 256]
+
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.send_error(400)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_trace_of_before_is_no_trace_and_a_refusal_is_told(tmp_path: Path) -> None:
+    (tmp_path / "0-TP-0.trace.json.gz").write_text("of before")
+    http = HTTPServer(("127.0.0.1", 0), Refusing)
+    Thread(target=http.serve_forever, daemon=True).start()
+    server = SimpleNamespace(url=f"http://127.0.0.1:{http.server_port}")
+    args = profile.parse(["--device", "cpu", "--after-seconds", "0"])
+    with profile.Profiler(server, args, tmp_path) as profiler:  # type: ignore[arg-type]
+        time.sleep(0.5)
+        with pytest.raises(NotProvenError, match="400"):
+            profiler.trace()
+    http.shutdown()
 
 
 def test_phases_that_are_none_are_refused() -> None:

@@ -168,6 +168,14 @@ def test_the_ring_keeps_the_end_of_each_prompt_of_a_prefill():
     assert tokens.tolist() == [70, 71, 0]
 
 
+def test_states_of_another_type_are_kept_in_the_drafts():
+    ring = HiddenRing(rows=2, chunk_tokens=CHUNK, hidden_size=2, dtype=torch.bfloat16, device="cpu")
+    ring.store(at(1), at(5), torch.ones((1, 2), dtype=torch.float16), at(70))
+    hidden, _ = ring.read(at(1), ring.span(at(5), 1))
+    assert hidden.tolist() == [[1, 1]]
+    assert hidden.dtype == torch.bfloat16
+
+
 def test_what_was_never_stored_is_finite():
     ring = HiddenRing(rows=2, chunk_tokens=CHUNK, hidden_size=2, dtype=torch.float32, device="cpu")
     hidden, tokens = ring.read(at(1), ring.span(at(5), CHUNK))

@@ -14,7 +14,7 @@ from sglang_adaptive_spec.releases.flashinfer_workspace import (
     MIB,
     WORKSPACE_VARIABLE,
     Heads,
-    verify_bytes,
+    plan_bytes,
 )
 from sglang_adaptive_spec.releases.sglang_0_5_14 import Sglang0514
 from sglang_adaptive_spec.releases.sglang_0_5_17 import Sglang0517
@@ -44,6 +44,7 @@ def server(architecture: str = "LlamaForCausalLM", attention: str = "MHA", locke
     values = {
         "speculative_algorithm": "EAGLE3",
         "speculative_num_draft_tokens": 4,
+        "speculative_eagle_topk": 1,
         "speculative_attention_mode": "prefill",
         "speculative_draft_attention_backend": None,
         "attention_backend": "flashinfer",
@@ -70,7 +71,7 @@ def take_limits(arguments, release=Sglang0514) -> str | None:
 
 def test_a_verify_step_needs_what_flashinfer_asked_for_when_it_failed():
     values, sums = 601_882_624, 601_882_624 // 128
-    assert verify_bytes(256, 4, LLAMA_8B) == values + sums
+    assert plan_bytes(256, 4, LLAMA_8B) == values + sums
     assert f"{-(-(values + sums) // MIB)}" == NEEDED
 
 
@@ -87,11 +88,11 @@ def test_a_verify_step_needs_what_flashinfer_asked_for_when_it_failed():
     ids=str,
 )
 def test_tiles_are_as_high_as_the_longest_request_may_need(requests, draft_tokens, heads, tiles, tile):
-    assert verify_bytes(requests, draft_tokens, heads) == heads.query * tiles * tile * (heads.dim + 1) * 4
+    assert plan_bytes(requests, draft_tokens, heads) == heads.query * tiles * tile * (heads.dim + 1) * 4
 
 
 def test_sglangs_own_limit_is_within_its_default():
-    assert verify_bytes(48, 4, LLAMA_8B) < DEFAULT_BYTES < verify_bytes(256, 4, LLAMA_8B)
+    assert plan_bytes(48, 4, LLAMA_8B) < DEFAULT_BYTES < plan_bytes(256, 4, LLAMA_8B)
 
 
 # --- a larger workspace ----------------------------------------------------------------------------------
@@ -163,9 +164,24 @@ def test_it_goes_by_the_backend_that_verifies_and_the_drafts(changed):
     assert take_limits(server(**changed)) == str(int(NEEDED) * MIB)
 
 
+def test_a_wide_tree_needs_more_to_draft_than_to_verify():
+    wide = server(speculative_eagle_topk=16, max_running_requests=100)
+    assert take_limits(wide) == str(-(-plan_bytes(1600, 1, LLAMA_8B) // MIB) * MIB)
+
+
+@pytest.mark.parametrize("backend", ["prefill_attention_backend", "decode_attention_backend", None])
+def test_sglang_sets_the_size_itself_only_where_the_target_has_the_backend(backend):
+    changed = {"attention_backend": "fa3", "speculative_draft_attention_backend": "flashinfer"}
+    if backend is not None:
+        changed[backend] = "flashinfer"
+    arguments = server("Qwen2ForCausalLM", **changed)
+    assert take_limits(arguments) == (str(int(NEEDED) * MIB) if backend is None else None)
+    assert max(arguments.cuda_graph_config.decode.bs) == (256 if backend is None else 224)
+
+
 def test_requests_that_may_run_and_thresholds_bound_it(monkeypatch):
     fewer = server(max_running_requests=200)
-    assert take_limits(fewer) == str(-(-verify_bytes(200, 4, LLAMA_8B) // MIB) * MIB)
+    assert take_limits(fewer) == str(-(-plan_bytes(200, 4, LLAMA_8B) // MIB) * MIB)
     monkeypatch.delenv(WORKSPACE_VARIABLE)
     monkeypatch.setenv(CONFIG_VARIABLE, '{"disable_batch_threshold": 64}')
     assert take_limits(server()) is None
@@ -209,7 +225,7 @@ def test_graphs_that_do_not_fit_and_can_not_be_left_out_are_refused(release, loc
         take_limits(server(FIXED[0], locked=locked), release)
     assert caught.value.what == "flashinfer's workspace has no room for speculative graphs of more than 226 requests."
     assert "SGLang sets it to 512 MiB" in caught.value.why
-    assert "--max-running-requests 226 or --cuda-graph-max-bs-decode 226" in caught.value.remedy
+    assert "--max-running-requests 226 " in caught.value.remedy
 
 
 def test_the_refusals_number_fits(caplog):
