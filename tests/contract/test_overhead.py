@@ -12,7 +12,7 @@ from bench.child import ROOT
 from bench.overhead.__main__ import measurements
 from bench.results import Results
 
-WRAPPED_ON_THE_WAY = (*HOOKED_STEPS, "plain-step-whole", "policy-plain-whole")
+WRAPPED_ON_THE_WAY = (*HOOKED_STEPS, "plain-step-whole", "policy-plain-whole", "plain-prefill")
 
 
 def test_every_case_runs_in_its_mode(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Room for flashinfer's plans of speculative graphs, on arguments that look like SGLang's after they were resolved."""
 
+import logging
 import os
 from types import SimpleNamespace
 
@@ -25,7 +26,9 @@ NEEDED = "579"  # MiB, for 256 requests of 4 draft tokens
 
 
 @pytest.fixture(autouse=True)
-def unset(monkeypatch):
+def unset(monkeypatch, caplog):
+    # SGLang, once imported by other tests, may have set another one.
+    caplog.set_level(logging.WARNING)
     monkeypatch.setattr(flashinfer_workspace, "_given_here", None)
     # Set first, so that whatever the code under test writes is undone as well.
     monkeypatch.setenv(WORKSPACE_VARIABLE, "")
