@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_adaptive_spec.releases.flashinfer_workspace import WORKSPACE_VARIABLE
+
 PLUGIN_VARIABLE = "SGLANG_ADAPTIVE_SPEC"
 CONFIG_VARIABLE = "SGLANG_ADAPTIVE_SPEC_CONFIG"
 ACCEPT_VARIABLE = "SGLANG_SIMULATE_ACC_LEN"
-WORKSPACE_VARIABLE = "SGLANG_FLASHINFER_WORKSPACE_SIZE"
 WORKSPACE_BYTES = 2**30
 """Room for the speculative graphs of 256 requests, which SGLang's default does not have. The plugin makes it itself."""
 

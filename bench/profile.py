@@ -7,7 +7,6 @@ other, and what a mode does that another does not.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import threading
 import time
@@ -19,10 +18,10 @@ import requests
 
 from bench.modes import BenchMode
 from bench.ramp.__main__ import ramp_modes
-from bench.ramp.client import send, warm_up
-from bench.ramp.outcome import complaints
-from bench.ramp.trace import boundaries, make_trace, parse_phases
-from bench.report import acceptance, in_turns, measured_on, save, when
+from bench.ramp.client import warm_up
+from bench.ramp.load import Load, add_load_options, phases_of, settle_load
+from bench.ramp.trace import boundaries
+from bench.report import acceptance, in_turns, measured_on, model_of, save, when
 from bench.results import Results
 from bench.server import Server
 from bench.serving import Labels, Measurement, NotProvenError, add_options, result_file, say, settle_options, state_of
@@ -39,22 +38,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__)
     add_options(parser, "base,spec,ours-threshold")
+    add_load_options(parser, PHASES)
     add = parser.add_argument
-    add("--phases", default=PHASES, metavar="P,Q", help="the load, as in bench.ramp; default: %(default)s")
     add("--after-seconds", type=float, default=3.5, metavar="S", help="of load, until the profiler starts")
     add("--forwards", type=int, default=120, metavar="N", help="prefills and decode steps profiled")
     add("--stacks", action="store_true", help="record Python functions, too: slows the host down far more")
-    add("--input-tokens", type=int, default=128, metavar="N", help="a prompt's length (default: %(default)s)")
-    add("--output-tokens", type=int, default=256, metavar="N", help="of the longest answer; the shortest has half")
     add("--traces", type=Path, metavar="DIR", help="keep the profiler's files there")
     # In pieces by graph, a prefill could not be told from decode steps.
     parser.set_defaults(prefill_graph_sizes=[])
     args = parser.parse_args(argv)
     settle_options(parser, args, ramp_modes(args.threshold))
-    try:
-        parse_phases(args.phases)
-    except ValueError as error:
-        parser.error(str(error))
+    settle_load(parser, args)
     return args
 
 
@@ -119,10 +113,9 @@ def _lines(results: Results) -> Iterator[str]:
     yield ""
     yield f"{measured_on(results)}; {settings['attention_backend']}."
     yield (
-        f"{settings['model'] or settings['model_shape'] + ' shape with dummy weights'}; {settings['input_tokens']} "
-        f"tokens in, {(settings['output_tokens'] + 1) // 2} to {settings['output_tokens']} out; "
-        f"{acceptance(results)}; requests a second: {settings['phases']}; profiled from second "
-        f"{settings['after_seconds']:g} on, {settings['forwards']} forwards"
+        f"{model_of(results)}; {settings['input_tokens']} tokens in, {(settings['output_tokens'] + 1) // 2} to "
+        f"{settings['output_tokens']} out; {acceptance(results)}; requests a second: {settings['phases']}; profiled "
+        f"from second {settings['after_seconds']:g} on, {settings['forwards']} forwards"
         f"{', with Python functions' if settings['stacks'] else ''}."
     )
     yield from in_turns(results)
@@ -164,16 +157,14 @@ def write(path: Path) -> None:
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    phases = parse_phases(args.phases)
     modes = ramp_modes(args.threshold)
+    load_s = boundaries(phases_of(args))[-1]
     with result_file("bench.profile", args, argv) as work:
         measurement = Measurement(
-            args, [modes[name] for name in args.modes], warm_up_s=10.0, pass_s=boundaries(phases)[-1] + 25.0, work=work
+            args, [modes[name] for name in args.modes], warm_up_s=10.0, pass_s=load_s + 25.0, work=work
         )
         vocab = measurement.pair.vocab_size
-        load = make_trace(
-            phases, seed=args.seed, input_tokens=args.input_tokens, output_tokens=args.output_tokens, vocab=vocab
-        )
+        load = Load.of(args, vocab)
 
         def warm(server: Server) -> None:
             warm_up(server.url, args.max_running_requests, args.input_tokens, vocab)
@@ -182,12 +173,7 @@ def main(argv: list[str]) -> int:
             folder = (args.traces or work).resolve() / "-".join(str(labels[part]) for part in ("mode", "round", "pass"))
             before = state_of(server)
             with Profiler(server, args, folder) as profiler:
-                try:
-                    recording = send(server.url, load, 60.0)
-                except asyncio.TimeoutError:
-                    raise NotProvenError("answers were missing a minute after the last arrival") from None
-                if found := complaints(recording.answers):
-                    raise NotProvenError("; ".join(found))
+                load.send(server.url)
                 row = summarize(profiler.trace())
             after = state_of(server)
             steps = {name: after.steps(name) - before.steps(name) for name in ("plain", "spec")}

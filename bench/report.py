@@ -48,6 +48,12 @@ def measured_on(results: Results) -> str:
     )
 
 
+def model_of(results: Results) -> str:
+    """What the servers ran: a model by name, or a shape."""
+    settings = results.header["settings"]
+    return settings.get("model") or f"{settings['model_shape']} shape with dummy weights"
+
+
 def acceptance(results: Results) -> str:
     """Where the accept length of a result file comes from."""
     return f"accept length {results.header['settings']['simulate_accept_length'] or 'not simulated'}"
@@ -73,7 +79,7 @@ def _heading(results: Results) -> Iterator[str]:
     yield ""
     yield f"{measured_on(results)}."
     yield (
-        f"{settings['model_shape']} shape with dummy weights; {settings['input_tokens']} tokens in, "
+        f"{model_of(results)}; {settings['input_tokens']} tokens in, "
         f"{settings['output_tokens']} out; {acceptance(results)}; prefix cache off; "
         f"{settings['repeats']} repeats"
         f"{f' in each of {passes} passes' if (passes := settings.get('passes', 1)) > 1 else ''}, "

@@ -20,7 +20,7 @@ from unittest import mock
 
 from bench.modes import BenchMode
 from bench.ramp.__main__ import ramp_modes
-from bench.report import acceptance, in_turns, measured_on, save, when
+from bench.report import acceptance, in_turns, measured_on, model_of, save, when
 from bench.results import Results, Row
 from bench.server import Server
 from bench.serving import (
@@ -115,7 +115,7 @@ def _lines(results: Results) -> Iterator[str]:
     yield ""
     yield f"{measured_on(results)}; {settings['attention_backend']}."
     yield (
-        f"{settings['model'] or settings['model_shape'] + ' shape with dummy weights'}; {settings['num_prompts']} "
+        f"{model_of(results)}; {settings['num_prompts']} "
         f"requests a run, {settings['input_tokens']} tokens in, {settings['output_tokens']} out, at most "
         f"{settings['max_running_requests']} at once; {acceptance(results)}; answers "
         f"{'streamed' if settings['stream'] else 'whole'}. Medians of the runs."

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from dataclasses import asdict
 
 from bench.modes import MODES, BenchMode
 from bench.ramp import report
-from bench.ramp.client import send, warm_up
-from bench.ramp.outcome import complaints, seconds, summary
-from bench.ramp.trace import boundaries, make_trace, parse_phases
+from bench.ramp.client import warm_up
+from bench.ramp.load import Load, add_load_options, phases_of, settle_load
+from bench.ramp.outcome import seconds, summary
+from bench.ramp.trace import boundaries
 from bench.server import Server
-from bench.serving import Labels, Measurement, NotProvenError, add_options, result_file, say, settle_options, state_of
+from bench.serving import Labels, Measurement, add_options, result_file, say, settle_options, state_of
 
 PHASES = "7s@3/s,8s@3-70/s,8s@70/s,6s@70-5/s,6s@5/s,4s@80/s,6s@5/s"
 """Sized for an H200 and the 8B shape: at 70 requests a second plain decode keeps up, and speculation on triton not."""
@@ -30,39 +30,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.ramp", description=__doc__)
     add_options(parser, "base,spec,ours-threshold")
-    add = parser.add_argument
-    add("--phases", default=PHASES, metavar="P,Q", help="SECONDSs@RATE/s or SECONDSs@RATE-RATE/s; default: %(default)s")
-    add("--time-scale", type=float, default=1.0, metavar="X", help="make every phase X times as long")
-    add("--rate-scale", type=float, default=1.0, metavar="X", help="make every rate X times as high")
-    add("--input-tokens", type=int, default=128, metavar="N", help="a prompt's length (default: %(default)s)")
-    add("--output-tokens", type=int, default=256, metavar="N", help="of the longest answer; the shortest has half")
-    add("--drain-seconds", type=float, default=60.0, metavar="S", help="longest wait after the last arrival")
+    add_load_options(parser, PHASES)
     args = parser.parse_args(argv)
     settle_options(parser, args, ramp_modes(args.threshold))
-    try:
-        phases = parse_phases(args.phases, args.time_scale, args.rate_scale)
-    except ValueError as error:
-        parser.error(str(error))
-    if sum(phase.expected_requests for phase in phases) < 1:
-        parser.error("less than one request is to be expected")
+    settle_load(parser, args)
     return args
 
 
 def main(argv: list[str]) -> int:
     args = parse(argv)
-    phases = parse_phases(args.phases, args.time_scale, args.rate_scale)
     modes = ramp_modes(args.threshold)
+    load_s = boundaries(phases_of(args))[-1]
     with result_file("bench.ramp", args, argv) as work:
         measurement = Measurement(
-            args, [modes[name] for name in args.modes], warm_up_s=10.0, pass_s=boundaries(phases)[-1] + 5.0, work=work
+            args, [modes[name] for name in args.modes], warm_up_s=10.0, pass_s=load_s + 5.0, work=work
         )
         vocab = measurement.pair.vocab_size
-        trace = make_trace(
-            phases, seed=args.seed, input_tokens=args.input_tokens, output_tokens=args.output_tokens, vocab=vocab
-        )
-        say(
-            f"{len(trace)} requests in {boundaries(phases)[-1]:.0f} s, {sum(r.output_tokens for r in trace)} tokens out"
-        )
+        load = Load.of(args, vocab)
+        say(f"{len(load.trace)} requests in {load_s:.0f} s, {sum(r.output_tokens for r in load.trace)} tokens out")
 
         def warm(server: Server) -> None:
             start = time.monotonic()
@@ -70,22 +55,15 @@ def main(argv: list[str]) -> int:
             say(f"{server.name}: warm after {time.monotonic() - start:.0f} s")
 
         def measure(mode: BenchMode, server: Server, labels: Labels) -> None:
-            try:
-                recording = send(server.url, trace, args.drain_seconds)
-            except asyncio.TimeoutError:
-                raise NotProvenError(
-                    f"answers were missing {args.drain_seconds:.0f} s after the last arrival"
-                ) from None
-            if found := complaints(recording.answers):
-                raise NotProvenError("; ".join(found))
-            for row in seconds(recording, phases):
+            recording = load.send(server.url)
+            for row in seconds(recording, load.phases):
                 measurement.write(labels, "second", row)
             for switch in recording.switches:
                 measurement.write(labels, "switch", {**asdict(switch), "at_s": round(switch.at_s, 3)})
             if (plugin := state_of(server).plugin) is not None:
                 # What the policy went by in the end, for whoever asks why it did what it did.
                 measurement.write(labels, "policy", {name: plugin[name] for name in ("explain", "step_costs")})
-            row = summary(recording, phases)
+            row = summary(recording, load.phases)
             measurement.write(labels, "measurement", row)
             switches = f"{row['switches']} switches, {row['probes']} probes"
             say(f"{mode.name}: {row['window_tokens']} tokens in the window, {switches}")

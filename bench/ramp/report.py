@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.report import acceptance, in_turns, measured_on, save, when
+from bench.report import acceptance, in_turns, measured_on, model_of, save, when
 from bench.results import Results, Row
 
 _LATE_MS = 100.0
@@ -28,12 +28,11 @@ def markdown(results: Results) -> str:
 def _lines(results: Results) -> Iterator[str]:
     head = results.header
     settings = head["settings"]
-    model = settings["model"] or f"{settings['model_shape']} shape with dummy weights"
     yield f"# Ramp, {head['started']}"
     yield ""
     yield f"{measured_on(results)}; {settings['attention_backend']}."
     yield (
-        f"{model}; {settings['input_tokens']} tokens in, {settings['output_tokens'] // 2} to "
+        f"{model_of(results)}; {settings['input_tokens']} tokens in, {settings['output_tokens'] // 2} to "
         f"{settings['output_tokens']} out; {acceptance(results)}; threshold "
         f"{settings['threshold']}. Requests a second: {settings['phases']} (times x {settings['time_scale']:g}, rates "
         f"x {settings['rate_scale']:g}), seed {settings['seed']}."

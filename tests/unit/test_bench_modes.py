@@ -10,13 +10,13 @@ import pytest
 
 from bench.modes import (
     MODES,
-    WORKSPACE_VARIABLE,
     Served,
     complaints_about_mode,
     complaints_about_outputs,
     verify_steps,
 )
 from sglang_adaptive_spec.config import Settings
+from sglang_adaptive_spec.releases.flashinfer_workspace import WORKSPACE_VARIABLE
 
 OUTPUT_TOKENS = 128
 

@@ -391,7 +391,7 @@ def test_each_pass_of_the_ramp_has_rows_of_its_own(
         answer = Answer(0.5, 0.0, (at_s, at_s + 0.1), (0.1,), at_s + 0.1)
         return Recording([answer], [Moment(0.0, 0, 0)], [Switch(at_s, "spec", "plain", "load", 1)])
 
-    monkeypatch.setattr(ramp, "send", send)
+    monkeypatch.setattr("bench.ramp.load.send", send)
     monkeypatch.setattr(ramp, "warm_up", lambda url, *_: warm.append(url))
     out = tmp_path / "r.jsonl"
     argv = ["--device", "cpu", "--modes", "base,spec", "--servers-at-once", "2", "--passes", "2", "--phases", "2s@3/s"]
