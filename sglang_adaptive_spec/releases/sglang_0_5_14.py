@@ -138,6 +138,7 @@ class Sglang0514:
     decode_graphs = "decode_cuda_graph_runner"
     prefill_graphs = "prefill_cuda_graph_runner"
     plain_prefills_by_graph = True
+    """Whether SGLang's prefill graphs give the states that a draft reads."""
     reads: tuple[str, ...] = attributes(
         READS,
         {
@@ -601,22 +602,16 @@ class Sglang0514:
         """What nothing was drafted from: probabilities, tokens and states, each ``[requests, width]``."""
         known = self._no_drafts.get(requests)
         if known is None:
-            topk_p, topk_index, hidden = self._no_draft_of_one(worker)
-            known = topk_p.expand(requests, -1), topk_index.expand(requests, -1), hidden.expand(requests, -1)
-            self._no_drafts[requests] = known
-        return known
-
-    def _no_draft_of_one(self, worker: Any) -> NoDraft:
-        if 1 not in self._no_drafts:
             hidden_size, dtype = self._draft_hidden(worker.draft_worker)
             shapes = ((worker.topk, torch.float32), (worker.topk, torch.int64), (hidden_size, dtype))
-            topk_p, topk_index, hidden = (torch.zeros((1, n), dtype=t, device=worker.device) for n, t in shapes)
-            self._no_drafts[1] = topk_p, topk_index, hidden
-        return self._no_drafts[1]
+            rows = [torch.zeros((1, n), dtype=t, device=worker.device) for n, t in shapes]
+            topk_p, topk_index, hidden = (row.expand(requests, -1) for row in rows)
+            known = self._no_drafts[requests] = topk_p, topk_index, hidden
+        return known
 
     @cached_property
     def _no_drafts(self) -> dict[int, NoDraft]:
-        # By the number of requests: views of the same few zeros, to which nobody writes.
+        # By the number of requests: views of one row of zeros each, to which nobody writes.
         return {}
 
     def backlog_limits(self, runtime: PlainRuntime) -> tuple[int, int] | None:
