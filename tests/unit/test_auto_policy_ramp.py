@@ -69,5 +69,13 @@ def test_few_switches_follow_a_change_of_the_load(backend: str, most: int) -> No
         assert max(a_phase.values(), default=0) <= most
 
 
+def test_a_rush_is_decoded_plainly_where_that_is_faster_and_speculation_comes_back() -> None:
+    """Or a policy that never leaves a mode would pass for one that chooses."""
+    switches = serve(server("triton"), policy("triton"), LOAD).switches
+    lasting = without_probes(switches)
+    assert [switch.after for switch in lasting] == ["plain", "spec"] * 2
+    assert min(switch.running for switch in lasting if switch.after == "plain") > 32
+
+
 def policy(backend: str) -> AutoPolicy:
     return AutoPolicy(server(backend).costs(), 8, None, MAX_ACCEPT_LENGTH)
