@@ -51,6 +51,11 @@ class Child:
                 start_new_session=True,
             )
 
+    @property
+    def session(self) -> int:
+        """The process session that it and all it starts run in."""
+        return self._process.pid
+
     def send(self, line: str) -> None:
         """Give it a line; where it is gone, :meth:`poll` says so."""
         assert self._process.stdin is not None

@@ -23,12 +23,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--servers-at-once", type=int, default=1, metavar="N", help="modes that share the GPU and are measured in turns"
     )
     add("--passes", type=int, default=1, help="all is measured so often, with the same servers")
+    add(
+        "--pin-schedulers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="before servers are measured, their schedulers move to the N quickest cores of the moment",
+    )
 
 
 def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Refuse what can't be."""
     if min(args.passes, args.rounds) < 1:
         parser.error("passes and rounds start at 1")
+    if args.pin_schedulers < 0:
+        parser.error("schedulers can be pinned to 1 core or more, and to 0 are not pinned at all")
     if not 1 <= args.servers_at_once <= MOST_SERVERS_AT_ONCE:
         parser.error(f"servers at once: 1 to {MOST_SERVERS_AT_ONCE}, for which there are ports")
     if not args.modes:

@@ -20,7 +20,7 @@ from typing import Any
 import requests
 from aiohttp import ClientError
 
-from bench import host, models, order, sharing
+from bench import cores, host, models, order, sharing
 from bench.budget import Budget
 from bench.child import log_tail
 from bench.modes import BenchMode, Served, complaints_about_server
@@ -208,6 +208,8 @@ class Measurement:
                 if pass_number == 0:
                     warm_up(server)
                     freeze_garbage(server)
+                if self.args.pin_schedulers:
+                    self.write(labels, "cores", cores.pin(self.args.pin_schedulers, [server.pid]))
                 began = time.monotonic()
                 measure(mode, server, labels)
                 self._pass_s[mode.name] = time.monotonic() - began

@@ -21,7 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bench import host, models, order, report, sharing
+from bench import cores, host, models, order, report, sharing
 from bench.budget import Budget
 from bench.child import Child, end, log_tail
 from bench.measure import EXIT_NOT_PROVEN, Task
@@ -331,7 +331,11 @@ class Sweep:
             OutOfTimeError: time was up before.
         """
         passes = self._args.passes
+        pinned_for: tuple[int, int] | None = None
         for pass_number, concurrency, server in turns(passes, self._args.concurrencies, servers):
+            if self._args.pin_schedulers and pinned_for != (pass_number, concurrency):
+                pinned_for = (pass_number, concurrency)
+                self._pin(servers, {"pass": pass_number, "concurrency": concurrency})
             if server.gone or server.out_of_time or concurrency not in server.concurrencies:
                 continue
             if server.most_s(concurrency) > self._budget.left_s:
@@ -350,6 +354,16 @@ class Sweep:
         for server in servers:
             server.child.close()
         self._wait(servers, lambda: all(server.gone for server in servers))
+
+    def _pin(self, servers: list[Server], when: Row) -> None:
+        """Give the schedulers of all servers the same cores."""
+        alive = [server for server in servers if not server.gone]
+        row = cores.pin(self._args.pin_schedulers, [server.child.session for server in alive])
+        labels = servers[0].labels
+        append_row(
+            self._args.out,
+            {"kind": "cores", "backend": labels["backend"], "round": labels["round"], **when, **row},
+        )
 
     def _ask(self, server: Server, servers: list[Server], command: str, answer: Row) -> None:
         """Have a server do something, until its row says that this is done."""

@@ -355,6 +355,7 @@ class Stub:
     loading: tuple[str, ...] = ()
     never_up: tuple[str, ...] = ()
     seconds = 0.0
+    session = 77
 
     def __init__(self, module: str, arguments: list[str], env: dict[str, str], log: Path) -> None:
         task = json.loads(Path(arguments[0]).read_text())
@@ -417,6 +418,23 @@ def test_servers_take_turns(stub: type[Stub], tmp_path: Path) -> None:
     ]  # fmt: skip
     assert results.header["settings"]["servers_at_once"] == 2
     assert len(results.measurements) == 6
+
+
+def test_schedulers_get_new_cores_before_each_concurrency_the_same_for_all(
+    stub: type[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[tuple[int, list[int]]] = []
+
+    def pin(count: int, sessions: list[int]) -> dict[str, Any]:
+        pinned.append((count, sessions))
+        return {"cores": [0]}
+
+    monkeypatch.setattr(sweep.cores, "pin", pin)
+    argv = ("--modes", "base,spec", "--servers-at-once", "2", "--concurrencies", "1,4", "--pin-schedulers", "2")
+    assert swept(tmp_path, *argv, "--passes", "2")[0] == 0
+    assert pinned == [(2, [77, 77])] * 4
+    rows = Results.read(tmp_path / "r.jsonl").of_kind("cores")
+    assert [(row["pass"], row["concurrency"]) for row in rows] == [(0, 1), (0, 4), (1, 1), (1, 4)]
 
 
 def test_passes_alternate_the_repeats_of_the_servers(stub: type[Stub], tmp_path: Path) -> None:
