@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
-from bench.results import Figure, Results, Row
+from bench.results import Figure, Results, Row, by_turn, flat
 
 GRID = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _FROM_8 = tuple(c for c in GRID if c >= 8)
@@ -216,7 +216,10 @@ class ServeBound(HttpBound):
         """The ratio on a backend."""
         rows = [r for r in results.of_kind("measurement") if (r["backend"], r["request_rate"]) == (place[0], "inf")]
         ours, theirs = (
-            [run["output_tokens_per_s"] for row in rows if row["mode"] == mode for run in row["repeats"]]
+            by_turn(
+                (row for row in rows if row["mode"] == mode),
+                lambda row: (run["output_tokens_per_s"] for run in row["repeats"]),
+            )
             for mode in (self.mode, self.reference)
         )
         return Figure.ratio(ours, theirs) if ours and theirs else None
@@ -250,11 +253,12 @@ class RampBound(HttpBound):
         """The ratio on a backend; the better one is chosen after the fact."""
         rows = [row for row in results.of_kind("measurement") if row["backend"] == place[0]]
         ours, base, spec = (
-            [self._rate(row) for row in rows if row["mode"] == mode] for mode in (self.mode, "base", "spec")
+            by_turn((row for row in rows if row["mode"] == mode), lambda row: (self._rate(row),))
+            for mode in (self.mode, "base", "spec")
         )
         if not (ours and base and spec):
             return None
-        return Figure.ratio(ours, max(base, spec, key=median))
+        return Figure.ratio(ours, max(base, spec, key=lambda samples: median(flat(samples))))
 
     def _rate(self, row: Row) -> float:
         return 1000 / float(row["latency_ms"]["mean"]) if self.by_latency else float(row["window_tokens"])

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from bench.order import groups
-from bench.results import Results, Row
+from bench.results import Results, Row, flat
 
 RATIOS: tuple[tuple[str, str, bool], ...] = (
     # mode, reference, compared by decode step instead of by token
@@ -99,7 +99,9 @@ def _table(results: Results, backend: str) -> Iterator[str]:
     compared = {"ours-auto", *_ENVELOPE} <= set(modes)
     if compared:
         names.append("ours-auto / better of base and spec")
-    yield "Decode tokens/s, median of the repeats (spread: highest less lowest, in % of it); ratios of medians."
+    several = len({(row["round"], row.get("pass", 0)) for row in results.measurements}) > 1
+    how = "ratios of medians in each turn, their median" if several else "ratios of medians"
+    yield f"Decode tokens/s, median of the repeats (spread: highest less lowest, in % of it); {how}."
     if compared:
         yield (
             "The last ratio is of the tokens that the steps give at the nominal accept length: simulated acceptance is "
@@ -168,7 +170,7 @@ def _figure(results: Results, backend: str, mode: str, concurrency: int) -> str:
     series = results.series(backend, mode, concurrency)
     if series is None:
         return ""
-    values = series.tokens_per_s
+    values = flat(series.tokens_per_s)
     middle = median(values)
     return f"{middle:.0f} ({100 * (max(values) - min(values)) / middle:.1f})"
 
@@ -210,7 +212,7 @@ def _draw(axis: Any, results: Results, backend: str) -> None:
 
     def curve(mode: str) -> dict[int, float]:
         found = ((c, results.series(backend, mode, c)) for c in concurrencies)
-        return {c: median(series.tokens_per_s) for c, series in found if series}
+        return {c: median(flat(series.tokens_per_s)) for c, series in found if series}
 
     base, spec = curve("base"), curve("spec")
     both = sorted(base.keys() & spec.keys())

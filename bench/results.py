@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,6 +14,12 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 Row = dict[str, Any]
+
+Turn = tuple[int, int]
+"""A round and a pass: in the same one, servers are measured right after each other."""
+
+Samples = Mapping[Turn, Sequence[float]]
+"""What was measured, by the turn; each has at least one value."""
 
 
 def append_row(path: Path, row: Row) -> None:
@@ -43,9 +49,9 @@ class Series:
         expected_tokens_per_s: Tokens a second that the steps would have given at the nominal accept length.
     """
 
-    tokens_per_s: tuple[float, ...]
-    steps_per_s: tuple[float, ...]
-    expected_tokens_per_s: tuple[float, ...]
+    tokens_per_s: Samples
+    steps_per_s: Samples
+    expected_tokens_per_s: Samples
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,10 @@ class Figure:
 
     Attributes:
         value: Of all repeats.
-        low: The lowest that it becomes when any one repeat (of either side) is left out.
+        low: The lowest that it becomes when any one repeat (of either side), or turn, is left out.
         high: The highest that it becomes so.
-        repeats: Repeats (of the side that has fewer).
+        repeats: Repeats (of the side that has fewer), or turns.
+        counted: Which of these.
     """
 
     value: float
@@ -64,26 +71,51 @@ class Figure:
     high: float
     repeats: int
     unit: str = ""
+    counted: str = "repeats"
 
     @classmethod
-    def ratio(cls, ours: Sequence[float], theirs: Sequence[float]) -> Figure:
-        """Ratio of the medians of two series of at least one value each."""
-        variants = [median(a) / median(b) for a in _leaving_one_out(ours) for b in _leaving_one_out(theirs)]
-        value = median(ours) / median(theirs)
-        return cls(value, min(value, *variants), max(value, *variants), min(len(ours), len(theirs)))
+    def ratio(cls, ours: Samples, theirs: Samples) -> Figure:
+        """Ratio of two series.
+
+        Where they have several turns in common, each turn has a ratio of medians, and the median of these counts: a
+        host that is slow in one turn is so for both. Otherwise the ratio of the medians of all values.
+        """
+        if len(both := sorted(ours.keys() & theirs.keys())) > 1:
+            return cls.level([median(ours[turn]) / median(theirs[turn]) for turn in both], counted="turns")
+        a, b = flat(ours), flat(theirs)
+        variants = [median(x) / median(y) for x in _leaving_one_out(a) for y in _leaving_one_out(b)]
+        value = median(a) / median(b)
+        return cls(value, min(value, *variants), max(value, *variants), min(len(a), len(b)))
 
     @classmethod
-    def level(cls, values: Sequence[float], unit: str) -> Figure:
+    def level(cls, values: Sequence[float], unit: str = "", counted: str = "repeats") -> Figure:
         """Median of a series of at least one value."""
         variants = [median(kept) for kept in _leaving_one_out(values)]
         value = median(values)
-        return cls(value, min(value, *variants), max(value, *variants), len(values), unit)
+        return cls(value, min(value, *variants), max(value, *variants), len(values), unit, counted)
 
     def __str__(self) -> str:
         digits = 2 if self.unit else 4
         value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
-        repeats = f"{self.repeats} repeats" if self.repeats > 1 else "1 run"
+        repeats = f"{self.repeats} {self.counted}" if self.repeats > 1 else "1 run"
         return f"{value}{self.unit} ({low} to {high}, {repeats})"
+
+
+def flat(samples: Samples) -> list[float]:
+    """All values, whatever the turn."""
+    return [value for turn in sorted(samples) for value in samples[turn]]
+
+
+def by_turn(rows: Iterable[Row], values: Callable[[Row], Iterable[float]]) -> Samples:
+    """What measured rows have to say, by the turn.
+
+    Args:
+        values: Of a row.
+    """
+    samples: dict[Turn, list[float]] = {}
+    for row in rows:
+        samples.setdefault((row["round"], row.get("pass", 0)), []).extend(values(row))
+    return {turn: values for turn, values in samples.items() if values}
 
 
 def _leaving_one_out(values: Sequence[float]) -> list[list[float]]:
@@ -144,13 +176,14 @@ class Results:
         """All repeats of all rounds and passes of one mode, or None where it was not measured."""
         key = (backend, mode, concurrency)
         rows = [r for r in self.measurements if (r["backend"], r["mode"], r["concurrency"]) == key]
-        repeats = [repeat for row in rows for repeat in row["repeats"]]
-        if not repeats:
+        if not any(row["repeats"] for row in rows):
             return None
         return Series(
-            tokens_per_s=tuple(r["tokens_per_s"] for r in repeats),
-            steps_per_s=tuple(1000 / r["step_ms"] for r in repeats),
-            expected_tokens_per_s=tuple(r.get("expected_tokens_per_s", r["tokens_per_s"]) for r in repeats),
+            tokens_per_s=by_turn(rows, lambda row: (r["tokens_per_s"] for r in row["repeats"])),
+            steps_per_s=by_turn(rows, lambda row: (1000 / r["step_ms"] for r in row["repeats"])),
+            expected_tokens_per_s=by_turn(
+                rows, lambda row: (r.get("expected_tokens_per_s", r["tokens_per_s"]) for r in row["repeats"])
+            ),
         )
 
     def ratio(
@@ -165,7 +198,7 @@ class Results:
         ours, theirs = (self.series(backend, name, concurrency) for name in (mode, reference))
         if ours is None or theirs is None:
             return None
-        pick: Callable[[Series], tuple[float, ...]] = lambda s: s.steps_per_s if by_step else s.tokens_per_s  # noqa: E731
+        pick: Callable[[Series], Samples] = lambda s: s.steps_per_s if by_step else s.tokens_per_s  # noqa: E731
         return Figure.ratio(pick(ours), pick(theirs))
 
     def ratio_to_better(self, backend: str, mode: str, references: Sequence[str], concurrency: int) -> Figure | None:
@@ -178,7 +211,7 @@ class Results:
         known = [other.expected_tokens_per_s for other in others if other is not None]
         if ours is None or len(known) < len(references):
             return None
-        return Figure.ratio(ours.expected_tokens_per_s, max(known, key=median))
+        return Figure.ratio(ours.expected_tokens_per_s, max(known, key=lambda samples: median(flat(samples))))
 
 
 def _server_of(row: Row) -> tuple[Any, ...]:

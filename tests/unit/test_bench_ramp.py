@@ -240,7 +240,7 @@ def passes(*of_auto: tuple[int, float, int]) -> Results:
             "0.9850 (0.9800 to 0.9900",
         ),
         # With the other pass alone it would not be met.
-        (RampBound("D", "ours-auto", ("fa3",), 0.97), passes((96, 41, 0), (99, 41, 0)), "UNSETTLED", "2 repeats"),
+        (RampBound("D", "ours-auto", ("fa3",), 0.97), passes((96, 41, 0), (99, 41, 0)), "UNSETTLED", "2 turns"),
         # Of the switches the most, in whichever pass.
         (SwitchBound("D", "ours-auto", ("fa3",), 1), passes((98, 41, 1), (98, 41, 0)), "ok", "1.00 switches (1.00 to"),
         (SwitchBound("D", "ours-auto", ("fa3",), 1), passes((98, 41, 0), (98, 41, 2)), "MISSED", "2.00, 2 repeats)"),
@@ -255,7 +255,8 @@ def test_bounds_over_several_passes(bound: Any, results: Results, word: str, tex
 def test_serving_bound() -> None:
     def measured(mode: str, *rates: float) -> dict[str, Any]:
         runs = [{"output_tokens_per_s": rate} for rate in rates]
-        return {"kind": "measurement", "backend": "fa3", "mode": mode, "request_rate": "inf", "repeats": runs}
+        row = {"kind": "measurement", "backend": "fa3", "mode": mode, "round": 0, "request_rate": "inf"}
+        return row | {"repeats": runs}
 
     bound = ServeBound("C", "ours-plain", ("fa3",), "base", 0.97)
     for ours, word in (((98, 98, 97), "ok"), ((90, 91, 92), "MISSED"), ((100,), "never")):

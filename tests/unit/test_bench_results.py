@@ -80,6 +80,21 @@ def test_ratio_is_of_medians_over_all_rounds() -> None:
     assert Results(rows).ratio("fa3", "ours-plain", "base", 8) is None
 
 
+def test_turns_in_common_are_compared_one_by_one() -> None:
+    """A host that is slow for a turn is so for both; values of different turns say nothing of each other."""
+    rows = [header(passes=3)]
+    for number, (base, ours) in enumerate((([100.0, 102.0], [99.0]), ([50.0, 52.0], [51.0]), ([80.0], [72.0]))):
+        rows += [measurement("base", base, **{"pass": number}), measurement("ours-plain", ours, **{"pass": number})]
+    rows.append(measurement("base", [1000.0], **{"pass": 3}))  # in which the other was not measured
+    ratio = Results(rows).ratio("fa3", "ours-plain", "base", 64)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(99 / 101)
+    assert ratio.low == pytest.approx((99 / 101 + 0.9) / 2)
+    assert ratio.high == pytest.approx((99 / 101 + 1.0) / 2)
+    assert str(ratio).endswith("3 turns)")
+    assert "their median" in report.markdown(Results(rows))
+
+
 def test_repeats_of_all_passes_count_together() -> None:
     times = {"switch_ms": {"spec": [5.0], "plain": []}, "step_ms": {"spec": 4.0, "plain": 3.0}}
     rows = [header(passes=2)]
