@@ -17,6 +17,7 @@ from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
 from sglang_adaptive_spec.engine.prompt_backlog import PromptBacklog
 from sglang_adaptive_spec.engine.samples import SampleRelay, Verify
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
+from sglang_adaptive_spec.engine.warm_up import warm_up
 from sglang_adaptive_spec.errors import Refusal
 from sglang_adaptive_spec.faults import Fault
 from sglang_adaptive_spec.modes import Mode
@@ -131,11 +132,23 @@ class AdaptiveEngine:
         from sglang_adaptive_spec.engine.plain_steps import PlainSteps
 
         self._plain_steps = PlainSteps(self.release.rows_in_all(worker))
+        if chunk_tokens is not None:
+            self._warm_up(worker, self.runtime, chunk_tokens)
         self.costs = self._find_costs(worker, self.runtime, saved)
         self.controller.policy = self._make_policy(self.settings)
         ranks = self.release.ranks(worker)
         self._samples = SampleRelay(ranks, lambda value: self.release.from_rank_0(worker, value), self._learn)
         return self.runtime
+
+    def _warm_up(self, worker: Any, runtime: PlainRuntime, chunk_tokens: int) -> None:
+        assert self._most_requests is not None
+        self._measuring = True
+        try:
+            warm_up(self.release, worker, runtime, chunk_tokens, self._most_requests)
+        except Exception as error:
+            self.controller.fault(Fault.CATCH_UP, "the draft could not catch up with made-up requests at start", error)
+        finally:
+            self._measuring = False
 
     def _tokens_that_fit(self, worker: Any, chunk_tokens: int) -> int:
         """Fewer tokens where those of all requests that may run would take most of the memory that is left."""

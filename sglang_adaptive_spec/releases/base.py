@@ -66,6 +66,9 @@ class IdleBatch(Protocol):
     def seconds_a_step(self, mode: Mode, steps: int) -> float:
         """Launch some steps in a row and divide the time by their number."""
 
+    def catch_up(self, tokens: int) -> None:
+        """Let the draft see the last tokens of each request, as after so many plain steps, and wait for it."""
+
 
 class Release(Protocol):
     """The border to SGLang: its layout is known to the implementations of this, and to ``patches/``."""
@@ -223,7 +226,7 @@ class Release(Protocol):
     def idle_batch(
         self, worker: Any, runtime: PlainRuntime, requests: int, context_tokens: int
     ) -> AbstractContextManager[IdleBatch | None]:
-        """Made-up requests on a server that serves nothing yet, to time steps on; None where there is no room."""
+        """Made-up requests on a server that serves nothing yet, to try steps on; None where there is no room."""
 
     def ranks(self, worker: Any) -> int:
         """Tensor-parallel ranks."""

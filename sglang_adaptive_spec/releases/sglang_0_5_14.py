@@ -381,10 +381,15 @@ class Sglang0514:
         def run_spec(batch: Any, publish: Callable[[Any], None]) -> Any:
             return self._run_spec(worker, batch, publish)
 
+        def catch_up(batch: Any, due: tuple[Any, Any]) -> None:
+            given = self._as_worker_gets(batch)
+            self.catch_up(worker, runtime, given, self.draft_input(given), due, drafts_next=True)
+
         served = Steps(
             worker=worker,
             run_plain=run_plain,
             run_spec=run_spec,
+            catch_up=catch_up,
             overlaps=not self.arguments(worker.server_args).disable_overlap_schedule,
             needs_lengths=self._needs_lengths(worker),
             reserve_tokens=self._spec_reserve_tokens + 1,

@@ -28,12 +28,14 @@ class IdleBatch:
         requests: Requests in the batch.
         context_tokens: Length of each before the step; every step starts from there again.
         run: Launches one step of a mode, waiting on the host for what a served step would wait for.
+        run_catch_up: Launches a catch-up of the draft over first positions and counts, ``[requests]`` int64 each.
         synchronize: Waits for all that was launched.
     """
 
     requests: int
     context_tokens: int
     run: Callable[[Mode], None]
+    run_catch_up: Callable[[tuple[torch.Tensor, torch.Tensor]], None]
     synchronize: Callable[[], None]
 
     def seconds_a_step(self, mode: Mode, steps: int) -> float:
@@ -45,6 +47,12 @@ class IdleBatch:
         self.synchronize()
         return (time.perf_counter() - start) / steps
 
+    def catch_up(self, tokens: int) -> None:
+        """Let the draft see the last tokens of each request, as after so many plain steps, and wait for it."""
+        counts = torch.full((self.requests,), min(tokens, self.context_tokens), dtype=torch.int64)
+        self.run_catch_up((self.context_tokens - counts, counts))
+        self.synchronize()
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -54,6 +62,7 @@ class Steps:
         worker: SGLang's speculative worker, before the first request.
         run_plain: Runs a plain step on a batch.
         run_spec: Runs a speculative step on a batch, and tells of the lengths that its verify step made.
+        catch_up: Lets the draft see positions of a batch's requests, given as first ones and counts.
         overlaps: Whether the scheduler works on one step while the next one runs.
         needs_lengths: Whether a speculative step needs its requests' lengths on the host.
         reserve_tokens: KV slots of a request past its length that a speculative step may write to.
@@ -65,6 +74,7 @@ class Steps:
     worker: Any
     run_plain: Callable[[Any], Any]
     run_spec: Callable[[Any, Callable[[Any], None]], Any]
+    catch_up: Callable[[Any, tuple[torch.Tensor, torch.Tensor]], Any]
     overlaps: bool
     needs_lengths: bool
     reserve_tokens: int
@@ -99,7 +109,12 @@ def idle_batch(served: Steps, requests: int, context_tokens: int) -> Iterator[Id
         with DynamicGradMode():
             context = width - served.reserve_tokens
             batch = _made_up_batch(served, free_rows, context)
-            yield IdleBatch(requests, context, _Runner(served, batch), _synchronizer(worker))
+
+
+            def run_catch_up(due: tuple[torch.Tensor, torch.Tensor]) -> None:
+                served.catch_up(_copied(batch), due)
+
+            yield IdleBatch(requests, context, _Runner(served, batch), run_catch_up, _synchronizer(worker))
     finally:
         _synchronizer(worker)()
         rows.req_to_token[free_rows, :width] = saved
@@ -118,8 +133,7 @@ class _Runner:
         self._lengths_known: Any = None
 
     def __call__(self, mode: Mode) -> None:
-        batch = copy.copy(self._batch)
-        batch.spec_info = copy.copy(batch.spec_info)
+        batch = _copied(self._batch)
         if mode is Mode.PLAIN:
             result = self._served.run_plain(batch)
         else:
@@ -141,6 +155,13 @@ class _Runner:
         if self._served.overlaps and self._served.needs_lengths and new_seq_lens.is_cuda:
             self._lengths_known = torch.cuda.Event()
             self._lengths_known.record()
+
+
+def _copied(batch: Any) -> Any:
+    """The batch and its draft input for a step that changes them."""
+    copied = copy.copy(batch)
+    copied.spec_info = copy.copy(batch.spec_info)
+    return copied
 
 
 def _synchronizer(worker: Any) -> Callable[[], None]:

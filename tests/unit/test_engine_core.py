@@ -61,6 +61,7 @@ class FakeRelease:
         self.ahead_error: Exception | None = None
         self.read_error: Exception | None = None
         self.left: dict[int, str] = {}
+        self.warmed_up: list = []
         self.tp_size = 1
         self.free = 100.0
         self.broadcasts: list = []
@@ -140,15 +141,22 @@ class FakeRelease:
 
     @contextmanager
     def idle_batch(self, worker, runtime, requests, context_tokens):
-        if self.measure_error:
-            raise self.measure_error
-
         def seconds_a_step(mode, steps):
+            if self.measure_error:
+                raise self.measure_error
             # The wrapped worker comes by the engine, which must let these steps pass.
             assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang") == "sglang"
             return SECONDS[mode] * requests
 
-        yield SimpleNamespace(requests=requests, context_tokens=context_tokens, seconds_a_step=seconds_a_step)
+        def catch_up(tokens):
+            assert self.engine.run(worker, make_batch(requests), None, lambda: "sglang") == "sglang"
+            if self.catch_up_error:
+                raise self.catch_up_error
+            self.warmed_up.append((requests, context_tokens, tokens))
+
+        yield SimpleNamespace(
+            requests=requests, context_tokens=context_tokens, seconds_a_step=seconds_a_step, catch_up=catch_up
+        )
 
     def backlog_limits(self, runtime):
         return self.limits
@@ -1169,6 +1177,35 @@ def test_a_switch_behind_a_prefill_has_no_time():
     assert [s["first_step_seconds"] for s in engine.snapshot()["last_switches"]] == [None]
     assert engine.snapshot()["step_seconds"]["spec"] > 0
     assert engine.snapshot()["step_seconds"]["plain"] is None
+
+
+# --- start -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [THRESHOLD, AUTO, EVERY_OTHER])
+def test_the_draft_catches_up_with_made_up_requests_at_start_so_that_no_real_one_waits_for_kernels(settings):
+    engine = make_engine(settings)
+    tokens = engine.catch_up_chunk_tokens
+    assert engine.release.warmed_up == [
+        (n, max(256, tokens), tokens) for n in (1, 16, MOST_REQUESTS) if n <= MOST_REQUESTS
+    ]
+    assert engine.snapshot()["catch_ups"] == 0
+    assert faults(engine) == {}
+
+
+@pytest.mark.parametrize("settings", [PLAIN, SPEC])
+def test_a_draft_that_never_catches_up_is_not_warmed_up_for_it(settings):
+    assert make_engine(settings).release.warmed_up == []
+
+
+def test_a_fault_while_warming_up_is_told_and_leaves_both_modes_in_use():
+    release = FakeRelease()
+    release.catch_up_error = RuntimeError("no kernel")
+    engine = release.engine = AdaptiveEngine(AUTO, release, server_args=None)
+    engine.build(worker=None)
+    assert faults(engine) == {Fault.CATCH_UP: 1}
+    assert not engine.controller.spec_only
+    assert engine.snapshot()["measured_sizes"] == 4
 
 
 # --- the policy that measures ----------------------------------------------------------------------------

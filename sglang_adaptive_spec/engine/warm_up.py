@@ -1,0 +1,30 @@
+"""What the first switches would have to wait for, run once at start-up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_adaptive_spec.releases.base import PlainRuntime, Release
+
+_SIZES = (1, 16)
+"""Beside the most requests that may run: how many decides which kernels a forward takes."""
+_CONTEXT_TOKENS = 256
+
+
+def warm_up(release: Release, worker: Any, runtime: PlainRuntime, tokens: int, most_requests: int) -> None:
+    """Let the draft catch up with made-up requests, in a few batch sizes.
+
+    A process loads a kernel when it first launches it, and no graph holds those of a catch-up: on an H200 the first one
+    took 36 to 47 ms, later ones 3 to 8 (``since_start`` in bench/results/h200-*-ramp-lean.jsonl, -ramp-pinned.jsonl).
+
+    Args:
+        release: The adapter of the installed SGLang.
+        worker: SGLang's speculative worker, before the first request.
+        runtime: What plain steps run on; it keeps what the draft needs.
+        tokens: Of a request that wait for the draft at most.
+        most_requests: That may run at once.
+    """
+    for requests in sorted({min(size, most_requests) for size in (*_SIZES, most_requests)}):
+        with release.idle_batch(worker, runtime, requests, max(_CONTEXT_TOKENS, tokens)) as idle:
+            if idle is not None:
+                idle.catch_up(tokens)
