@@ -6,8 +6,8 @@ from typing import Any
 
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
-_SIZES = (1, 16)
-"""Beside the most requests that may run: how many decides which kernels a forward takes."""
+_SIZES = (1, 16, 128)
+"""How many requests there are decides which kernels a forward takes. More would take memory that is not needed yet."""
 _CONTEXT_TOKENS = 256
 
 
@@ -24,7 +24,7 @@ def warm_up(release: Release, worker: Any, runtime: PlainRuntime, tokens: int, m
         tokens: Of a request that wait for the draft at most.
         most_requests: That may run at once.
     """
-    for requests in sorted({min(size, most_requests) for size in (*_SIZES, most_requests)}):
+    for requests in sorted({min(size, most_requests) for size in _SIZES}):
         with release.idle_batch(worker, runtime, requests, max(_CONTEXT_TOKENS, tokens)) as idle:
             if idle is not None:
                 idle.catch_up(tokens)

@@ -110,7 +110,6 @@ def idle_batch(served: Steps, requests: int, context_tokens: int) -> Iterator[Id
             context = width - served.reserve_tokens
             batch = _made_up_batch(served, free_rows, context)
 
-
             def run_catch_up(due: tuple[torch.Tensor, torch.Tensor]) -> None:
                 served.catch_up(_copied(batch), due)
 

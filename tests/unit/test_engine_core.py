@@ -1186,9 +1186,7 @@ def test_a_switch_behind_a_prefill_has_no_time():
 def test_the_draft_catches_up_with_made_up_requests_at_start_so_that_no_real_one_waits_for_kernels(settings):
     engine = make_engine(settings)
     tokens = engine.catch_up_chunk_tokens
-    assert engine.release.warmed_up == [
-        (n, max(256, tokens), tokens) for n in (1, 16, MOST_REQUESTS) if n <= MOST_REQUESTS
-    ]
+    assert engine.release.warmed_up == [(requests, max(256, tokens), tokens) for requests in (1, 16, MOST_REQUESTS)]
     assert engine.snapshot()["catch_ups"] == 0
     assert faults(engine) == {}
 
