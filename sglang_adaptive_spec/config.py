@@ -32,7 +32,7 @@ class Settings:
         disable_batch_threshold: Requests; plain when more than this many run.
         resume_batch_threshold: Requests; speculative again when at most this many run. Three quarters of
             ``disable_batch_threshold`` unless given.
-        min_dwell_steps: Decode steps a mode lasts before the next switch.
+        min_dwell_steps: Decode steps a mode lasts before the next switch; ``auto`` has exceptions.
         alternate_period_steps: Decode steps a mode lasts under the policy ``alternate``.
         catch_up_tokens: Tokens of a request that wait during plain steps until the draft sees them, all in one
             forward. More cost memory and, at the end of a request, more tokens that the radix cache forgoes.

@@ -144,7 +144,8 @@ class AutoPolicy(Switching):
 
     Args:
         costs: Step times; kept up to date by :meth:`note_step`.
-        min_dwell_steps: Decode steps a mode lasts before the next switch. Probes end sooner.
+        min_dwell_steps: Decode steps a mode lasts before the next switch, unless the load has doubled or halved since
+            it was entered. Probes end sooner.
         max_spec_requests: Requests that speculative graphs hold; None where they hold as many as may run.
         max_accept_length: Tokens that a verify step can give a request at most; None where that is not known.
     """
@@ -171,6 +172,8 @@ class AutoPolicy(Switching):
         # Of this stay in a mode: what it lost of late, and what it gained in all.
         self._lost_steps = self._earned_steps = 0.0
         self._found_by_probe = False
+        # The load that the mode was entered at; 0 for the first one.
+        self._entered_at_requests = 0
         self._probe: _Probe | None = None
         self._budget_steps = _BUDGET_START_STEPS
         self._returns = {mode: _Return() for mode in Mode}
@@ -213,7 +216,7 @@ class AutoPolicy(Switching):
             self._earned_steps += 1 - gain
         if self._probe is not None:
             return self._judge(self._probe, seen, gain)
-        if steps_in_mode < self.min_dwell_steps:
+        if steps_in_mode < self.min_dwell_steps and not self._is_another_load(requests):
             return DWELL[mode]
         if self._lost_steps and gain is not None and gain > self._bar() and self._lost_steps > self._bar_steps(mode):
             return self._leave(mode, _FASTER[mode.other].reason)
@@ -233,6 +236,14 @@ class AutoPolicy(Switching):
         plain = costs.estimate(Mode.PLAIN, requests, context_tokens)
         self._view = _View(requests, context, spec, plain)
         self._spec_steps = spec.seconds / plain.seconds if spec and plain else None
+
+    def _is_another_load(self, requests: int) -> bool:
+        """Whether the load has doubled or halved since the mode was entered: what spoke for it then does no more.
+
+        The first prompt of a rush can be decoded alone for a step, and all others would dwell for it.
+        """
+        then = self._entered_at_requests
+        return then > 0 and (requests >= 2 * then or 2 * requests <= then)
 
     def _gain_of_leaving(self, mode: Mode) -> float | None:
         """Goodput of the other mode, as a multiple of this one's; None while something is not known."""
@@ -272,6 +283,7 @@ class AutoPolicy(Switching):
     def _enter(self, mode: Mode, reason: Reason) -> Decision:
         self._lost_steps = self._earned_steps = 0.0
         self._found_by_probe = False
+        self._entered_at_requests = self._view.requests
         self._probe = None
         if mode is Mode.SPEC:
             self._accept.age(self._step - self._last_spec_step)

@@ -72,6 +72,22 @@ def test_it_starts_speculating_and_keeps_the_dwell():
     assert server.switches() == [Decision(PLAIN, Reason.PLAIN_FASTER)]
 
 
+@pytest.mark.parametrize(("lone", "rush", "dwells"), [(1, 64, False), (40, 64, True), (32, 64, False)])
+def test_the_dwell_ends_once_the_load_has_doubled(lone, rush, dwells):
+    """The first prompt of a rush is decoded alone, by speculation, and all others would dwell for it."""
+    sizes = (1, 32, 40, 64)
+    known = StepCosts(dict.fromkeys(Mode, sizes))
+    for requests in sizes:
+        known.seed(PLAIN, requests, 0, 0.005)
+        known.seed(SPEC, requests, 0, 0.006 if requests < 64 else 0.030)
+    server = Server(AutoPolicy(known, DWELL))
+    assert server.run(64, 40).endswith("pp")
+    entered = server.run(lone, 3).count("s")
+    assert server.mode is SPEC
+    assert server.run(rush, DWELL).count("s") == (DWELL - entered if dwells else 0)
+    assert server.mode is PLAIN
+
+
 @pytest.mark.parametrize("spec_seconds", [0.0124, 0.0126])
 def test_what_is_about_equal_is_no_reason_to_switch(spec_seconds):
     server = Server(AutoPolicy(costs(spec_seconds), DWELL))

@@ -106,6 +106,8 @@ TRACES = {
     "ramp-fine": Trace("triton", up_and_down(*range(1, 257, 3), seconds=0.3), 6, ends_right=False),
     "bursts": Trace("triton", [Load(8, 4), Load(2, 250)] * 5),
     "bursts-of-64": Trace("triton", [Load(0.02, 32), Load(0.8, 64)] * 30, ends_right=False),
+    # As a benchmark sends its requests: the first one is decoded alone for a step.
+    "runs-of-256": Trace("fa3", [Load(0.001, 1), Load(1.2, 256)] * 12, 12, ends_right=False),
     "bursts-short": Trace("triton", [Load(1, 8), Load(0.25, 250)] * 30, ends_right=False),
     "noise-at-the-crossover": Trace("fa3", noisy(228, 8, seconds=60, each_seconds=0.2), 12, ends_right=False),
     "noise-across-it": Trace("triton", noisy(36, 8, seconds=60, each_seconds=0.2), 150, ends_right=False),
