@@ -1,8 +1,9 @@
 """The cores that schedulers run on while their servers are measured.
 
 On a host that is shared with others one core can be slower than another, for a while: two servers whose schedulers
-happen to run on different ones are not compared. So before they are measured, the cores are timed, and every scheduler
-moves to the same few of the quickest. What else a server runs (HTTP, detokenizer) stays where it was.
+happen to run on different ones are not compared. So before they are measured, the cores are timed, and schedulers move
+to the quickest: those of all servers to the same ones (the sweep), or each when its turn comes (the ramp and
+``bench.serve``). What else a server runs (HTTP, detokenizer) stays where it was.
 """
 
 from __future__ import annotations

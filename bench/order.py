@@ -38,6 +38,9 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error("passes and rounds start at 1")
     if args.pin_schedulers < 0:
         parser.error("schedulers can be pinned to 1 core or more, and to 0 are not pinned at all")
+    if args.pin_schedulers and args.servers_at_once == 1:
+        # Of servers in a group schedulers sleep while they have nothing to do.
+        parser.error("a scheduler that waits alone keeps its core busy, which then looks slow: pin those of several")
     if not 1 <= args.servers_at_once <= MOST_SERVERS_AT_ONCE:
         parser.error(f"servers at once: 1 to {MOST_SERVERS_AT_ONCE}, for which there are ports")
     if not args.modes:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.order import groups
-from bench.results import Results, Row, flat
+from bench.results import Figure, Results, Row, flat
 
 RATIOS: tuple[tuple[str, str, bool], ...] = (
     # mode, reference, compared by decode step instead of by token
@@ -99,8 +99,9 @@ def _table(results: Results, backend: str) -> Iterator[str]:
     compared = {"ours-auto", *_ENVELOPE} <= set(modes)
     if compared:
         names.append("ours-auto / better of base and spec")
-    several = len({(row["round"], row.get("pass", 0)) for row in results.measurements}) > 1
-    how = "ratios of medians in each turn, their median" if several else "ratios of medians"
+    ratios_of = {concurrency: list(_ratios(results, backend, ratios, concurrency)) for concurrency in concurrencies}
+    by_turn = any(each and each.counted == "turns" for row in ratios_of.values() for each in row)
+    how = "ratios of medians in each turn, their median" if by_turn else "ratios of medians"
     yield f"Decode tokens/s, median of the repeats (spread: highest less lowest, in % of it); {how}."
     if compared:
         yield (
@@ -112,12 +113,7 @@ def _table(results: Results, backend: str) -> Iterator[str]:
     yield "| ---: |" + " ---: |" * (len(modes) + len(names))
     for concurrency in concurrencies:
         cells = [_figure(results, backend, mode, concurrency) for mode in modes]
-        for mode, reference, by_step in ratios:
-            ratio = results.ratio(backend, mode, reference, concurrency, by_step=by_step)
-            cells.append("" if ratio is None else f"{ratio.value:.3f}")
-        if compared:
-            ratio = results.ratio_to_better(backend, "ours-auto", _ENVELOPE, concurrency)
-            cells.append("" if ratio is None else f"{ratio.value:.3f}")
+        cells += ["" if each is None else f"{each.value:.3f}" for each in ratios_of[concurrency]]
         yield f"| {concurrency} | " + " | ".join(cells) + " |"
     yield from _switches(results, backend)
     latencies = [row for row in results.measurements if row["backend"] == backend and "streamed" in row]
@@ -135,6 +131,16 @@ def _table(results: Results, backend: str) -> Iterator[str]:
 
 _ALWAYS = {"spec": ("spec", "ours-spec"), "plain": ("base", "ours-plain")}
 """Modes of the bench whose every step is of a mode of the plugin."""
+
+
+def _ratios(
+    results: Results, backend: str, ratios: Sequence[tuple[str, str, bool]], concurrency: int
+) -> Iterator[Figure | None]:
+    """The ratios of a row of the table, that to the better of two last, where ``auto`` was measured."""
+    for mode, reference, by_step in ratios:
+        yield results.ratio(backend, mode, reference, concurrency, by_step=by_step)
+    if {"ours-auto", *_ENVELOPE} <= set(results.modes()):
+        yield results.ratio_to_better(backend, "ours-auto", _ENVELOPE, concurrency)
 
 
 def _switches(results: Results, backend: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Result files: JSON lines of kind header, server, measurement, numbers, error, end."""
+"""Result files: JSON lines of kind header, server, measurement, numbers, cores, error, end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 
 Turn = tuple[int, int]
-"""A round and a pass: in the same one, servers are measured right after each other."""
+"""A round and a pass: what is measured in the same one is closer in time than what is not."""
 
 Samples = Mapping[Turn, Sequence[float]]
 """What was measured, by the turn; each has at least one value."""
@@ -59,7 +59,7 @@ class Figure:
     """What a bound is held against, from all repeats in one file.
 
     Attributes:
-        value: Of all repeats.
+        value: Of all repeats, or turns.
         low: The lowest that it becomes when any one repeat (of either side), or turn, is left out.
         high: The highest that it becomes so.
         repeats: Repeats (of the side that has fewer), or turns.
@@ -74,15 +74,18 @@ class Figure:
     counted: str = "repeats"
 
     @classmethod
-    def ratio(cls, ours: Samples, theirs: Samples) -> Figure:
-        """Ratio of two series.
+    def ratio(cls, ours: Samples, *theirs: Samples) -> Figure:
+        """Ratio of a series to another, or to the better one of several.
 
         Where they have several turns in common, each turn has a ratio of medians, and the median of these counts: a
-        host that is slow in one turn is so for both. Otherwise the ratio of the medians of all values.
+        host that is slow in one turn is so for all. With one turn in common, that alone counts; with none, all do.
         """
-        if len(both := sorted(ours.keys() & theirs.keys())) > 1:
-            return cls.level([median(ours[turn]) / median(theirs[turn]) for turn in both], counted="turns")
-        a, b = flat(ours), flat(theirs)
+        common = sorted(set(ours).intersection(*theirs))
+        known = [{turn: each[turn] for turn in common} if common else each for each in (ours, *theirs)]
+        mine, reference = known[0], max(known[1:], key=lambda samples: median(flat(samples)))
+        if len(common) > 1:
+            return cls.level([median(mine[turn]) / median(reference[turn]) for turn in common], counted="turns")
+        a, b = flat(mine), flat(reference)
         variants = [median(x) / median(y) for x in _leaving_one_out(a) for y in _leaving_one_out(b)]
         value = median(a) / median(b)
         return cls(value, min(value, *variants), max(value, *variants), min(len(a), len(b)))
@@ -211,7 +214,7 @@ class Results:
         known = [other.expected_tokens_per_s for other in others if other is not None]
         if ours is None or len(known) < len(references):
             return None
-        return Figure.ratio(ours.expected_tokens_per_s, max(known, key=lambda samples: median(flat(samples))))
+        return Figure.ratio(ours.expected_tokens_per_s, *known)
 
 
 def _server_of(row: Row) -> tuple[Any, ...]:

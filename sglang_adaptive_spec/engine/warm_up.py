@@ -7,15 +7,16 @@ from typing import Any
 from sglang_adaptive_spec.releases.base import PlainRuntime, Release
 
 _SIZES = (1, 16, 128)
-"""How many requests there are decides which kernels a forward takes. More would take memory that is not needed yet."""
+"""Which kernels a forward takes depends on its size. More requests would take memory that is not needed yet."""
 _CONTEXT_TOKENS = 256
 
 
 def warm_up(release: Release, worker: Any, runtime: PlainRuntime, tokens: int, most_requests: int) -> None:
     """Let the draft catch up with made-up requests, in a few batch sizes.
 
-    A process loads a kernel when it first launches it, and no graph holds those of a catch-up: on an H200 the first one
-    took 36 to 47 ms, later ones 3 to 8 (``since_start`` in bench/results/h200-*-ramp-lean.jsonl, -ramp-pinned.jsonl).
+    A process loads a kernel when it first launches it, and no graph holds those of a catch-up. On an H200 the draft had
+    taken 36 to 47 ms to follow once or twice, prompts included, and later took 3 to 12 ms each time (``since_start`` in
+    bench/results/h200-*-ramp-lean.jsonl, -ramp-pinned.jsonl).
 
     Args:
         release: The adapter of the installed SGLang.

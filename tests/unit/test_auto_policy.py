@@ -88,6 +88,16 @@ def test_the_dwell_ends_once_the_load_has_doubled(lone, rush, dwells):
     assert server.mode is PLAIN
 
 
+def test_the_dwell_ends_once_the_load_has_halved():
+    known = StepCosts(dict.fromkeys(Mode, (4, 64)))
+    for requests in (4, 64):
+        known.seed(PLAIN, requests, 0, 0.005)
+        known.seed(SPEC, requests, 0, 0.006 if requests == 4 else 0.030)
+    server = Server(AutoPolicy(known, DWELL))
+    assert server.run(64, DWELL + 2).endswith("spp")
+    assert server.run(4, DWELL - 2).endswith("sss")
+
+
 @pytest.mark.parametrize("spec_seconds", [0.0124, 0.0126])
 def test_what_is_about_equal_is_no_reason_to_switch(spec_seconds):
     server = Server(AutoPolicy(costs(spec_seconds), DWELL))

@@ -6,14 +6,25 @@ import argparse
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from bench import cores, order
 
 
-@pytest.fixture
-def server() -> Iterator[int]:
+@pytest.fixture(autouse=True)
+def _where_it_was() -> Iterator[None]:
+    """So that a test which leaves this process on one core fails, and not the next."""
+    before = os.sched_getaffinity(0)
+    yield
+    after = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, before)
+    assert after == before
+
+
+@contextmanager
+def served() -> Iterator[int]:
     """A session with a process that calls itself as SGLang's scheduler does, and one that does not."""
     script = "(exec -a sglang::scheduler_TP0 sleep 60) & (exec -a sglang::detokenizer sleep 60) & echo ready; wait"
     with subprocess.Popen(["bash", "-c", script], start_new_session=True, stdout=subprocess.PIPE, text=True) as process:
@@ -23,6 +34,12 @@ def server() -> Iterator[int]:
             yield process.pid
         finally:
             os.killpg(process.pid, 9)
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    with served() as session:
+        yield session
 
 
 def await_schedulers(session: int) -> list[int]:
@@ -41,6 +58,14 @@ def test_schedulers_and_nothing_else_move_to_the_same_cores(server: int) -> None
     assert os.sched_getaffinity(server) == allowed
     assert set(row["core_ms"]) == allowed
     assert min(row["core_ms"].values()) > 0
+
+
+def test_the_scheduler_of_another_session_stays(server: int) -> None:
+    await_schedulers(server)
+    with served() as other:
+        (scheduler,) = await_schedulers(other)
+        assert cores.pin(1, [server])["schedulers"] == 1
+        assert os.sched_getaffinity(scheduler) == os.sched_getaffinity(0)
 
 
 def test_timing_a_core_leaves_this_process_where_it_was() -> None:
@@ -71,3 +96,13 @@ def test_fewer_cores_than_none_are_refused(capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         order.check_options(parser, args)
     assert "1 core or more" in capsys.readouterr().err
+
+
+def test_one_server_alone_is_not_pinned(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    order.add_options(parser)
+    args = parser.parse_args(["--pin-schedulers", "1"])
+    args.modes = ["base"]
+    with pytest.raises(SystemExit):
+        order.check_options(parser, args)
+    assert "pin those of several" in capsys.readouterr().err

@@ -63,11 +63,11 @@ def test_rows_survive_a_cut_off_line(tmp_path: Path) -> None:
     assert results.name == "r.jsonl"
 
 
-def test_ratio_is_of_medians_over_all_rounds() -> None:
+def test_ratio_is_of_medians_over_the_turn_that_both_have() -> None:
     rows = [
         header(),
-        measurement("base", [100.0, 110.0]),
-        measurement("base", [120.0], round=1),
+        measurement("base", [100.0, 110.0, 120.0]),
+        measurement("base", [1000.0], round=1),
         measurement("ours-plain", [99.0, 104.5, 110.0]),
     ]
     ratio = Results(rows).ratio("fa3", "ours-plain", "base", 64)
@@ -80,12 +80,14 @@ def test_ratio_is_of_medians_over_all_rounds() -> None:
     assert Results(rows).ratio("fa3", "ours-plain", "base", 8) is None
 
 
-def test_turns_in_common_are_compared_one_by_one() -> None:
+@pytest.mark.parametrize("by_round", [False, True])
+def test_turns_in_common_are_compared_one_by_one(by_round: bool) -> None:
     """A host that is slow for a turn is so for both; values of different turns say nothing of each other."""
     rows = [header(passes=3)]
     for number, (base, ours) in enumerate((([100.0, 102.0], [99.0]), ([50.0, 52.0], [51.0]), ([80.0], [72.0]))):
         rows += [measurement("base", base, **{"pass": number}), measurement("ours-plain", ours, **{"pass": number})]
     rows.append(measurement("base", [1000.0], **{"pass": 3}))  # in which the other was not measured
+    rows = [row | {"round": row.get("pass", 0), "pass": 0} if by_round and "mode" in row else row for row in rows]
     ratio = Results(rows).ratio("fa3", "ours-plain", "base", 64)
     assert ratio is not None
     assert ratio.value == pytest.approx(99 / 101)
@@ -93,6 +95,16 @@ def test_turns_in_common_are_compared_one_by_one() -> None:
     assert ratio.high == pytest.approx((99 / 101 + 1.0) / 2)
     assert str(ratio).endswith("3 turns)")
     assert "their median" in report.markdown(Results(rows))
+    assert "their median" not in report.markdown(Results(rows[:3]))
+
+
+def test_the_better_one_is_that_of_the_turns_which_all_have() -> None:
+    rows = [header()]
+    for number, rates in enumerate(({"base": 100, "spec": 90, "ours-auto": 99}, {"spec": 300, "ours-auto": 310})):
+        rows += [measurement(mode, [float(rate)], **{"pass": number}) for mode, rate in rates.items()]
+    ratio = Results(rows).ratio_to_better("fa3", "ours-auto", ("base", "spec"), 64)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(0.99)
 
 
 def test_repeats_of_all_passes_count_together() -> None:
