@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -99,7 +99,12 @@ def _table(results: Results, backend: str) -> Iterator[str]:
     compared = {"ours-auto", *_ENVELOPE} <= set(modes)
     if compared:
         names.append("ours-auto / better of base and spec")
-    ratios_of = {concurrency: list(_ratios(results, backend, ratios, concurrency)) for concurrency in concurrencies}
+    ratios_of: dict[int, list[Figure | None]] = {}
+    for concurrency in concurrencies:
+        row = [results.ratio(backend, mode, other, concurrency, by_step=by_step) for mode, other, by_step in ratios]
+        if compared:
+            row.append(results.ratio_to_better(backend, "ours-auto", _ENVELOPE, concurrency))
+        ratios_of[concurrency] = row
     by_turn = any(each and each.counted == "turns" for row in ratios_of.values() for each in row)
     how = "ratios of medians in each turn, their median" if by_turn else "ratios of medians"
     yield f"Decode tokens/s, median of the repeats (spread: highest less lowest, in % of it); {how}."
@@ -131,16 +136,6 @@ def _table(results: Results, backend: str) -> Iterator[str]:
 
 _ALWAYS = {"spec": ("spec", "ours-spec"), "plain": ("base", "ours-plain")}
 """Modes of the bench whose every step is of a mode of the plugin."""
-
-
-def _ratios(
-    results: Results, backend: str, ratios: Sequence[tuple[str, str, bool]], concurrency: int
-) -> Iterator[Figure | None]:
-    """The ratios of a row of the table, that to the better of two last, where ``auto`` was measured."""
-    for mode, reference, by_step in ratios:
-        yield results.ratio(backend, mode, reference, concurrency, by_step=by_step)
-    if {"ours-auto", *_ENVELOPE} <= set(results.modes()):
-        yield results.ratio_to_better(backend, "ours-auto", _ENVELOPE, concurrency)
 
 
 def _switches(results: Results, backend: str) -> Iterator[str]:

@@ -209,11 +209,22 @@ class Measurement:
                     warm_up(server)
                     freeze_garbage(server)
                 if self.args.pin_schedulers:
-                    self.write(labels, "cores", cores.pin(self.args.pin_schedulers, [server.pid]))
+                    self._pin(server, labels)
                 began = time.monotonic()
                 measure(mode, server, labels)
                 self._pass_s[mode.name] = time.monotonic() - began
                 _prove(mode, state_of(server))
+
+    def _pin(self, server: Server, labels: Labels) -> None:
+        """Move a server's scheduler to the quickest cores.
+
+        Raises:
+            NotProvenError: there is none to move.
+        """
+        row = cores.pin(self.args.pin_schedulers, [server.pid])
+        self.write(labels, "cores", row)
+        if not row["schedulers"]:
+            raise NotProvenError("no scheduler was found to pin")
 
     @contextmanager
     def _written_down(self, member: _Member, labels: Labels) -> Iterator[None]:

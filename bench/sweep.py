@@ -359,11 +359,10 @@ class Sweep:
         """Give the schedulers of all servers the same cores."""
         alive = [server for server in servers if not server.gone]
         row = cores.pin(self._args.pin_schedulers, [server.child.session for server in alive])
-        labels = servers[0].labels
-        append_row(
-            self._args.out,
-            {"kind": "cores", "backend": labels["backend"], "round": labels["round"], **when, **row},
-        )
+        labels = {name: servers[0].labels[name] for name in ("backend", "round")} | when
+        self._write(labels, "cores", row)
+        if row["schedulers"] < len(alive):
+            self._fail(labels, {"error": f"{row['schedulers']} schedulers pinned of {len(alive)} servers"})
 
     def _ask(self, server: Server, servers: list[Server], command: str, answer: Row) -> None:
         """Have a server do something, until its row says that this is done."""

@@ -88,21 +88,19 @@ def test_the_quickest_cores_are_chosen() -> None:
     assert cores.quickest(took_ms, 0) == [1]
 
 
-def test_fewer_cores_than_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("count", "why"),
+    [
+        ("-1", "1 core or more"),
+        # With one server at once.
+        ("1", "pin those of several"),
+    ],
+)
+def test_what_can_not_be_pinned_is_refused(count: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     order.add_options(parser)
-    args = parser.parse_args(["--pin-schedulers", "-1"])
+    args = parser.parse_args(["--pin-schedulers", count])
     args.modes = ["base"]
     with pytest.raises(SystemExit):
         order.check_options(parser, args)
-    assert "1 core or more" in capsys.readouterr().err
-
-
-def test_one_server_alone_is_not_pinned(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    order.add_options(parser)
-    args = parser.parse_args(["--pin-schedulers", "1"])
-    args.modes = ["base"]
-    with pytest.raises(SystemExit):
-        order.check_options(parser, args)
-    assert "pin those of several" in capsys.readouterr().err
+    assert why in capsys.readouterr().err

@@ -98,6 +98,15 @@ def test_turns_in_common_are_compared_one_by_one(by_round: bool) -> None:
     assert "their median" not in report.markdown(Results(rows[:3]))
 
 
+def test_a_backend_without_auto_has_no_column_for_it() -> None:
+    rows = [header(), *(measurement(mode, [100.0]) for mode in ("base", "spec", "ours-auto"))]
+    rows += [measurement(mode, [100.0], backend="triton") for mode in ("base", "spec", "ours-spec")]
+    of_fa3, of_triton = report.markdown(Results(rows)).split("## Attention backend triton")
+    for table in (of_fa3, of_triton):
+        widths = {line.count("|") for line in table.splitlines() if line.startswith("|")}
+        assert len(widths) == 1, table
+
+
 def test_the_better_one_is_that_of_the_turns_which_all_have() -> None:
     rows = [header()]
     for number, rates in enumerate(({"base": 100, "spec": 90, "ours-auto": 99}, {"spec": 300, "ours-auto": 310})):

@@ -157,6 +157,27 @@ def test_garbage_is_frozen_once_a_server_is_warm_and_before_it_is_measured(folde
     assert posted == ["/freeze_gc\n", "/freeze_gc\n"]
 
 
+@pytest.mark.parametrize("found", [1, 0])
+def test_a_scheduler_is_pinned_before_each_turn_or_its_server_not_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: int
+) -> None:
+    argv = ("--modes", "base,spec", "--servers-at-once", "2", "--passes", "2", "--pin-schedulers", "2")
+    load, asked = Load(measurement(tmp_path, *argv)), []
+
+    def pin(count: int, sessions: list[int]) -> Row:
+        asked.append((count, sessions))
+        return {"cores": [0, 1], "schedulers": found}
+
+    monkeypatch.setattr("bench.cores.pin", pin)
+    load.run()
+    pids = [started(folder, name)["pid"] for name in ("base", "spec")]
+    turns = [*pids, *reversed(pids)] if found else pids
+    assert asked == [(2, [pid]) for pid in turns]
+    assert len(rows(load.measurement, "cores")) == len(turns)
+    assert len(rows(load.measurement, "measurement")) == (4 if found else 0)
+    assert len(rows(load.measurement, "error")) == (0 if found else 2)
+
+
 def test_prefills_have_graphs_in_every_mode_unless_none_are_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     (tmp_path / "work").mkdir()

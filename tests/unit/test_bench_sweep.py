@@ -420,18 +420,20 @@ def test_servers_take_turns(stub: type[Stub], tmp_path: Path) -> None:
     assert len(results.measurements) == 6
 
 
+@pytest.mark.parametrize(("found", "code"), [(2, 0), (1, 1)])
 def test_schedulers_get_new_cores_before_each_concurrency_the_same_for_all(
-    stub: type[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stub: type[Stub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: int, code: int
 ) -> None:
+    """One that can't be found is no silent matter: it was asked for."""
     pinned: list[tuple[int, list[int]]] = []
 
     def pin(count: int, sessions: list[int]) -> dict[str, Any]:
         pinned.append((count, sessions))
-        return {"cores": [0]}
+        return {"cores": [0], "schedulers": found}
 
     monkeypatch.setattr(sweep.cores, "pin", pin)
     argv = ("--modes", "base,spec", "--servers-at-once", "2", "--concurrencies", "1,4", "--pin-schedulers", "2")
-    assert swept(tmp_path, *argv, "--passes", "2")[0] == 0
+    assert swept(tmp_path, *argv, "--passes", "2")[0] == code
     assert pinned == [(2, [77, 77])] * 4
     rows = Results.read(tmp_path / "r.jsonl").of_kind("cores")
     assert [(row["pass"], row["concurrency"]) for row in rows] == [(0, 1), (0, 4), (1, 1), (1, 4)]
