@@ -10,17 +10,17 @@ from typing import Any
 
 from bench.measure import percentile
 from bench.ramp.client import Answer, Moment, Recording, Switch
-from bench.ramp.trace import Phase, boundaries
-from bench.results import Row
-from sglang_adaptive_spec.modes import Reason
+from bench.ramp.trace import Phase, boundaries, parse_phases, rises_and_falls
+from bench.results import Results, Row
+from sglang_adaptive_spec.modes import Mode, Reason
 
 
 def summary(recording: Recording, phases: Sequence[Phase]) -> Row:
     """A whole ramp in figures.
 
     ``window_tokens`` came before the last phase ended: a server that can't keep up has not answered all by then.
-    ``most_switches_a_phase`` counts what follows the last phase with it. A probe that found the other mode no faster
-    is no switch: the policy ``auto`` tries it for some steps, within a budget of its own.
+    ``switches_by_phase`` counts what follows the last phase with it. A probe that found the other mode no faster is no
+    switch: the policy ``auto`` tries it for some steps, within a budget of its own.
     """
     answers, edges = recording.answers, boundaries(phases)
     window_s = edges[-1]
@@ -44,7 +44,6 @@ def summary(recording: Recording, phases: Sequence[Phase]) -> Row:
         "switches": len(lasting),
         "probes": (len(recording.switches) - len(lasting)) // 2,
         "switches_by_phase": [by_phase[number] for number in range(len(phases))],
-        "most_switches_a_phase": max(by_phase.values(), default=0),
     }
 
 
@@ -57,6 +56,27 @@ def without_probes(switches: Sequence[Switch]) -> list[Switch]:
         else:
             lasting.append(switch)
     return lasting
+
+
+def most_switches_a_change(results: Results, run: Row) -> int:
+    """The most lasting switches that answer one change of the load, in the run that a measurement row sums up.
+
+    One to plain answers the latest rise of the rate, one to spec the latest fall: requests stay for a while, so that
+    a short rush is at its fullest, and called for plain decode, when its phase is over.
+    """
+    settings = results.header["settings"]
+    rises, falls = rises_and_falls(parse_phases(settings["phases"], settings["time_scale"], settings["rate_scale"]))
+    labels = ("backend", "mode", "round", "pass")
+    switches = [
+        Switch(row["at_s"], row["before"], row["after"], row["reason"], row["running"])
+        for row in results.of_kind("switch")
+        if all(row.get(label) == run.get(label) for label in labels)
+    ]
+    answered = Counter(
+        (switch.after, bisect_right(rises if switch.after == Mode.PLAIN.value else falls, switch.at_s))
+        for switch in without_probes(switches)
+    )
+    return max(answered.values(), default=0)
 
 
 def seconds(recording: Recording, phases: Sequence[Phase]) -> Iterator[Row]:

@@ -64,6 +64,19 @@ def boundaries(phases: Sequence[Phase]) -> list[float]:
     return list(accumulate((phase.seconds for phase in phases), initial=0.0))
 
 
+def rises_and_falls(phases: Sequence[Phase]) -> tuple[list[float], list[float]]:
+    """When the rate begins to rise, and when to fall, in seconds: each phase that sets in or ends higher, or lower."""
+    rises, falls = [], []
+    before = 0.0
+    for begin, phase in zip(boundaries(phases), phases, strict=False):
+        if phase.first_rate > before or phase.last_rate > phase.first_rate:
+            rises.append(begin)
+        if phase.first_rate < before or phase.last_rate < phase.first_rate:
+            falls.append(begin)
+        before = phase.last_rate
+    return rises, falls
+
+
 def arrivals(phases: Sequence[Phase], rng: random.Random) -> Iterator[float]:
     """Times of a Poisson process of the phases' rate, in seconds.
 

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from bench.bounds import RampBound, ServeBound, SwitchBound
 from bench.ramp import report
 from bench.ramp.__main__ import PHASES, parse, ramp_modes
 from bench.ramp.client import Answer, Moment, Recording, Switch, Watcher, warm_up
-from bench.ramp.outcome import complaints, seconds, summary
-from bench.ramp.trace import Phase, Request, arrivals, boundaries, make_trace, parse_phases
+from bench.ramp.outcome import complaints, most_switches_a_change, seconds, summary
+from bench.ramp.trace import Phase, Request, arrivals, boundaries, make_trace, parse_phases, rises_and_falls
 from bench.results import Results, append_row
 from bench.serving import flags
 from sglang_adaptive_spec.modes import Mode, Reason
@@ -142,7 +142,7 @@ def test_summary_is_the_area_under_the_curves() -> None:
     assert row["latency_ms"]["mean"] == 1500.0
     assert row["plain_step_share"] == 0.5
     # What follows the last phase belongs to it.
-    assert (row["switches"], row["switches_by_phase"], row["most_switches_a_phase"]) == (3, [0, 3], 3)
+    assert (row["switches"], row["switches_by_phase"]) == (3, [0, 3])
 
 
 def switch(at_s: float, after: Mode, reason: Reason) -> Switch:
@@ -160,6 +160,46 @@ def test_a_probe_of_no_use_is_no_switch() -> None:
     ]
     row = summary(replace(RECORDING, switches=switches), PHASES_OF_TWO)
     assert (row["switches"], row["switches_by_phase"], row["probes"]) == (2, [1, 1], 2)
+
+
+def switch_row(at_s: float, after: Mode, reason: Reason, mode: str, pass_number: int = 0) -> dict[str, Any]:
+    labels = {"mode": mode, "backend": "fa3", "round": 0, "pass": pass_number}
+    return {"kind": "switch", **labels, **asdict(switch(at_s, after, reason))}
+
+
+PLAIN, SPEC = (Mode.PLAIN, Reason.PLAIN_FASTER), (Mode.SPEC, Reason.SPEC_FASTER)
+
+
+@pytest.mark.parametrize(
+    ("switches", "most"),
+    [
+        ([], 0),
+        # The rush from 2 to 4 s is at its fullest when it is over: both are right, and each has a change to answer.
+        ([(4.3, *PLAIN), (5.5, *SPEC)], 1),
+        ([(2.1, *PLAIN), (4.3, *SPEC)], 1),
+        # To and fro: nothing has changed between the two to plain, nor between the two to spec.
+        ([(2.1, *PLAIN), (2.5, *SPEC), (3.0, *PLAIN)], 2),
+        ([(2.1, *PLAIN), (4.3, *SPEC), (4.8, *PLAIN), (5.5, *SPEC)], 2),
+        # The load rises from 6 s on, gradually.
+        ([(2.1, *PLAIN), (4.3, *SPEC), (7.0, *PLAIN)], 1),
+        # A try of no use is none.
+        ([(2.1, Mode.PLAIN, Reason.PROBE), (2.2, Mode.SPEC, Reason.PROBE_OVER), (3.0, *PLAIN)], 1),
+    ],
+)
+def test_a_switch_answers_a_change_of_the_load_in_its_direction(switches: list[Any], most: int) -> None:
+    phases = {"phases": "20s@1/s,20s@30/s,20s@1/s,20s@1-20/s", "time_scale": 0.1}
+    header = HEADER | {"settings": HEADER["settings"] | phases}
+    of_another = [switch_row(at_s, *PLAIN, "ours-auto", pass_number=1) for at_s in (2.1, 2.2, 2.3)]
+    rows = [switch_row(*each, "ours-auto") for each in switches]
+    results = Results([header, *rows, *of_another])
+    assert most_switches_a_change(results, {"mode": "ours-auto", "backend": "fa3", "round": 0, "pass": 0}) == most
+
+
+def test_a_load_rises_and_falls() -> None:
+    assert rises_and_falls(parse_phases("5s@3/s,5s@3-70/s,5s@70/s,5s@70-5/s,5s@5/s,5s@80/s,5s@5/s,5s@60-2/s")) == (
+        [0, 5, 25, 35],
+        [15, 30, 35],
+    )
 
 
 def test_series_has_a_row_a_second() -> None:
@@ -193,10 +233,11 @@ def rows_of(
     mode: str, tokens: int, latency: float, switches: int = 0, backend: str = "fa3", pass_number: int = 0
 ) -> list[dict[str, Any]]:
     labels = {"mode": mode, "backend": backend, "round": 0, "pass": pass_number}
-    row = summary(RECORDING, PHASES_OF_TWO) | {"window_tokens": tokens, "most_switches_a_phase": switches}
+    row = summary(RECORDING, PHASES_OF_TWO) | {"window_tokens": tokens, "switches": switches}
     row["latency_ms"] = row["latency_ms"] | {"mean": latency}
     series = [{"kind": "second", **labels, **second} for second in seconds(RECORDING, PHASES_OF_TWO)]
-    return [*series, {"kind": "measurement", **labels, **row}]
+    changes = [switch_row(2.5, *PLAIN, mode, pass_number) for _ in range(switches)]
+    return [*series, *changes, {"kind": "measurement", **labels, **row}]
 
 
 def ramp(ours: int, latency: float, switches: int) -> Results:
@@ -278,9 +319,8 @@ def test_serving_bound() -> None:
 
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
-    switch = {"kind": "switch", "mode": "ours-auto", "round": 0, "at_s": 2.5, "before": "spec", "after": "plain"}
     error = {"kind": "error", "mode": "spec", "round": 0, "error": "it broke"}
-    for row in [*ramp(98, 41, 1).rows, switch, error]:
+    for row in [*ramp(98, 41, 1).rows, error]:
         append_row(tmp_path / "r.jsonl", row)
     report.write(tmp_path / "r.jsonl")
     table = capsys.readouterr().out
@@ -301,14 +341,13 @@ def test_report_of_several_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [line] = [line for line in table.splitlines() if line.startswith("| ours-auto")]
     assert line.startswith("| ours-auto | 94 | 350 / 500 / 500 |")
     assert "| 42.00 / " in line
-    assert line.endswith("| 50% | 3 (3) | 0 | 2 |")
+    assert line.endswith("| 50% | 2 (3) | 0 | 2 |")
     assert "spec 250, " in table
     assert "did not keep up" in table
     assert "- spec, pass 3: it broke" in table
     assert "Measured in turns, one group of servers after the other: base, spec, ours-auto." in table
     # The plot's curves are those of one pass, and so are its vertical lines.
-    rows.append({"kind": "switch", "mode": "ours-auto", "round": 0, "pass": 1, "at_s": 2.5, "after": "plain"})
-    for kind, of_first in (("second", 5), ("switch", 0)):
+    for kind, of_first in (("second", 5), ("switch", 1)):
         assert len(report._of_first_run(Results(rows), kind, "ours-auto")) == of_first
 
 
