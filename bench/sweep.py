@@ -36,7 +36,7 @@ _CLOSING_S = 15.0
 
 _CONCURRENCIES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
-_WATCH_S = 0.2
+_WATCH_S = 0.05
 """Between two looks at the result file; the GPU idles so long at most from one turn to the next."""
 
 _NOT_STARTED: Row = {"error": "not started: out of time", "out_of_time": True}
