@@ -35,10 +35,12 @@ class _Average:
         self._request_rate, self._step_rate = 1 / memory_requests, 1 / memory_steps
         self.requests = self.tokens = self.squares = 0.0
 
-    def share(self, requests: float) -> float:
-        """Of what is known, what so many verified requests replace."""
+    def share(self, requests: float, steps: int) -> float:
+        """Of what is known, what some steps replace that verified so many requests each."""
         share = requests * self._request_rate
-        return share if share < self._step_rate else self._step_rate  # no min(): 0.1 us, thrice a step
+        if share > self._step_rate:  # no min(): it takes 0.1 us
+            share = self._step_rate
+        return share if steps == 1 else 1 - (1 - share) ** steps
 
     def note(self, requests: int, tokens: int, share: float) -> None:
         keep = 1 - share
@@ -100,26 +102,34 @@ class AcceptLength:
         bound = (mean - 1) * (self._most - mean)
         return bound if bound > _LEAST_BOUND else _LEAST_BOUND
 
-    def note(self, requests: int, tokens: int) -> None:
-        """Take one processed verify step; one that can't be (fewer tokens than requests) is left out."""
-        if requests < 1 or tokens < requests:
+    def note(self, requests: int, *tokens: int) -> None:
+        """Take processed verify steps, all of them together, or none where one can't be (fewer tokens than requests).
+
+        Args:
+            requests: Of each step.
+            tokens: That all of them got, for each step.
+        """
+        if requests < 1 or min(tokens, default=0) < requests:
             return
+        steps, given = len(tokens), sum(tokens)
+        verified = requests * steps
         if self._dispersion > requests:
             self._spread_at_most(requests)
         average, alert, dispersion = self._average, self._alert, self._dispersion
         alone = requests / dispersion if dispersion > 1.0 else float(requests)
-        share = average.share(alone)
-        self.verified_requests += alone
+        share = average.share(alone, steps)
+        self.verified_requests += alone * steps
         if self.mean is not None:
-            off = tokens - requests * self.mean
+            expected = requests * self.mean
+            squares = sum([(each - expected) ** 2 for each in tokens])
             # Bounded, or it would grow with the very change that it is there to tell from chance.
-            shown = off * off / (requests * self._bound(self.mean))
+            shown = squares / (verified * self._bound(self.mean))
             if shown > _DISPERSION_GROWTH * dispersion:
                 shown = _DISPERSION_GROWTH * dispersion
             dispersion += (shown - dispersion) * share
             self._dispersion = dispersion if dispersion > _LEAST_DISPERSION else _LEAST_DISPERSION
-        average.note(requests, tokens, share)
-        alert.note(requests, tokens, alert.share(requests))
+        average.note(verified, given, share)
+        alert.note(verified, given, alert.share(requests, steps))
         mean = average.tokens / average.requests
         if alert.requests >= _ALERT_LEAST_REQUESTS:
             off = alert.tokens - alert.requests * mean

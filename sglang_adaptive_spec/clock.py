@@ -36,6 +36,20 @@ class StepTime:
     alone: bool = True
 
 
+@dataclass(slots=True)
+class StepTimes:
+    """The times of steps that are alike.
+
+    Attributes: as of :class:`StepTime`, and the seconds of each.
+    """
+
+    mode: Mode
+    after: Mode
+    requests: int
+    context_tokens: int
+    seconds: list[float]
+
+
 class StepClock:
     """Times each decode step that directly follows another one.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_adaptive_spec.clock import StepTime
+from sglang_adaptive_spec.clock import StepTime, StepTimes
 from sglang_adaptive_spec.faults import Fault, Faults
 from sglang_adaptive_spec.modes import Decision, Mode, Reason
 from sglang_adaptive_spec.policies import Observation, Policy
@@ -174,26 +174,27 @@ class Controller:
     def _stop_clock(self) -> None:
         self._mode_seconds, self._mode_since = self.mode_seconds(), time.monotonic()
 
-    def learn(self, times: Iterable[StepTime], verifies: Iterable[tuple[int, int]]) -> None:
+    def learn(self, times: Iterable[StepTimes], verifies: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Let the policy hear of step times and verify results; the same ones on every rank, at the same step.
 
         Where it fails at one, it does not hear of those behind, which is one fault.
 
         Args:
             times: Of decode steps.
-            verifies: The requests of a verify step, and the tokens they got out of it in all.
+            verifies: The requests of a verify step, and the tokens that they got, for each of some such steps.
         """
         if self.faults.spec_only:
             return
         policy = self.policy
         try:
             for requests, tokens in verifies:
-                policy.note_verify(requests, tokens)
-            for step in times:
-                if step.after is step.mode:
-                    policy.note_step(step.mode, step.requests, step.context_tokens, step.seconds)
+                policy.note_verify(requests, *tokens)
+            for alike in times:
+                if alike.after is alike.mode:
+                    policy.note_step(alike.mode, alike.requests, alike.context_tokens, *alike.seconds)
                 else:
-                    policy.note_switch(step.mode, step.requests, step.context_tokens, step.seconds)
+                    for seconds in alike.seconds:
+                        policy.note_switch(alike.mode, alike.requests, alike.context_tokens, seconds)
         except Exception as error:
             self.fault(Fault.POLICY, "the policy failed", error)
 

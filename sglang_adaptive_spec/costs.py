@@ -134,17 +134,20 @@ class StepCosts:
             self._cells[mode][key].seeded = seconds
             self._learned(mode, key)
 
-    def observe(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
-        """Take one step of a serving server. No single sample matters, whatever its value."""
-        if not 0.0 < seconds < _LONGEST_STEP_SECONDS:  # false for NaN, too
-            return
+    def observe(self, mode: Mode, requests: int, context_tokens: int, *seconds: float) -> None:
+        """Take steps of a serving server. No single sample matters, whatever its value."""
         key = self.bucket(mode, requests), self.context_class(context_tokens)
-        cell = self._cells[mode][key]
-        self._samples += 1
-        cell.window.append(seconds)
-        if len(cell.window) == BLOCK_STEPS:
-            self._take_block(mode, cell)
-            self._learned(mode, key)
+        cell = self._cells[mode].get(key)
+        for each in seconds:
+            if not 0.0 < each < _LONGEST_STEP_SECONDS:  # false for NaN, too
+                continue
+            if cell is None:
+                cell = self._cells[mode][key]
+            self._samples += 1
+            cell.window.append(each)
+            if len(cell.window) == BLOCK_STEPS:
+                self._take_block(mode, cell)
+                self._learned(mode, key)
 
     def _take_block(self, mode: Mode, cell: _Cell) -> None:
         window = sorted(cell.window)

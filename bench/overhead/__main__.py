@@ -54,7 +54,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
     sizes = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--batch-sizes", type=sizes, default=[1, 16, 64, 256], metavar="N,M")
-    parser.add_argument("--rounds", type=int, default=1000, metavar="N", help="of 10 steps each, in a repeat")
+    parser.add_argument("--rounds", type=int, default=160, metavar="N", help="of 64 steps each, in a repeat")
     parser.add_argument("--repeats", type=int, default=5, metavar="N")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the batch's tensors are")
     parser.add_argument("--out", type=Path, default=RESULTS / "cpu-overhead.jsonl", help="result file, written anew")

@@ -13,6 +13,9 @@ from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.modes import Mode
 from sglang_adaptive_spec.policies import ThresholdPolicy
 
+STEPS = 64
+"""In a round: whatever is done every so many steps is in each of them, and none is short for having been spared it."""
+
 Measure = Callable[[Callable[[], Any]], None]
 
 
@@ -27,7 +30,7 @@ def _scheduler_process(tmp_path_factory: pytest.TempPathFactory, device: str) ->
 @pytest.fixture
 def measure(benchmark: Any, rounds: int) -> Measure:
     """Times a callable: many short rounds, of which a busy machine leaves some undisturbed."""
-    return lambda call: benchmark.pedantic(call, rounds=rounds, iterations=10, warmup_rounds=5)
+    return lambda call: benchmark.pedantic(call, rounds=rounds, iterations=STEPS, warmup_rounds=1)
 
 
 @pytest.mark.parametrize("side", ["bare", "hooked"])

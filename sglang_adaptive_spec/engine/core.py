@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_adaptive_spec import calibration
-from sglang_adaptive_spec.clock import StepClock, StepTime
+from sglang_adaptive_spec.clock import StepClock, StepTimes
 from sglang_adaptive_spec.config import DECIDES, DEFAULT_CATCH_UP_TOKENS, Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.costs import StepCosts
 from sglang_adaptive_spec.engine.measure import measure, sizes_to_measure
 from sglang_adaptive_spec.engine.prompt_backlog import PromptBacklog
-from sglang_adaptive_spec.engine.samples import SampleRelay, Verify
+from sglang_adaptive_spec.engine.samples import SampleRelay, Verifies
 from sglang_adaptive_spec.engine.steps import StepPlan, settle_mode
 from sglang_adaptive_spec.engine.warm_up import warm_up
 from sglang_adaptive_spec.errors import Refusal
@@ -518,13 +518,13 @@ class AdaptiveEngine:
             self.telemetry.tick()
         return processed
 
-    def _learn(self, times: Sequence[StepTime], verifies: Sequence[Verify]) -> None:
+    def _learn(self, times: Sequence[StepTimes], verifies: Sequence[Verifies]) -> None:
         self.controller.learn(times, verifies)
         # The policy that measures keeps the costs itself, and goes on with them after a time of being held.
         if self.settings.policy != "auto" and self.costs is not None:
-            for timed in times:
-                if timed.after is timed.mode:
-                    self.costs.observe(timed.mode, timed.requests, timed.context_tokens, timed.seconds)
+            for alike in times:
+                if alike.after is alike.mode:
+                    self.costs.observe(alike.mode, alike.requests, alike.context_tokens, *alike.seconds)
 
     # --- control -----------------------------------------------------------------------------------------
 

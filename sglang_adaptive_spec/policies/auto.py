@@ -181,11 +181,11 @@ class AutoPolicy(Switching):
 
     # --- what is measured --------------------------------------------------------------------------------
 
-    def note_verify(self, requests: int, tokens: int) -> None:
-        self._accept.note(requests, tokens)
+    def note_verify(self, requests: int, *tokens: int) -> None:
+        self._accept.note(requests, *tokens)
 
-    def note_step(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
-        self.costs.observe(mode, requests, context_tokens, seconds)
+    def note_step(self, mode: Mode, requests: int, context_tokens: int, *seconds: float) -> None:
+        self.costs.observe(mode, requests, context_tokens, *seconds)
 
     def note_switch(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         usual_seconds = self.costs.seconds(mode, requests, context_tokens)

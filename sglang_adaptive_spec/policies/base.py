@@ -49,17 +49,17 @@ class Policy(Protocol):
     def decide(self, seen: Observation) -> Decision:
         """Choose the mode of the step being prepared."""
 
-    def note_verify(self, requests: int, tokens: int) -> None:
-        """Hear of one processed verify step: its requests, and the tokens they got out of it in all."""
+    def note_verify(self, requests: int, *tokens: int) -> None:
+        """Hear of processed verify steps of as many requests, and of the tokens that these got out of each."""
 
-    def note_step(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
-        """Hear how long one decode step took, from the decode result before it to its own.
+    def note_step(self, mode: Mode, requests: int, context_tokens: int, *seconds: float) -> None:
+        """Hear how long each of some decode steps took, from the decode result before it to its own.
 
         The caller leaves out what is no mere decode step: one with a prefill in between, or the first of a mode.
 
         Args:
-            mode: The mode that the step ran in.
-            requests: Requests in its batch.
+            mode: The mode that the steps ran in.
+            requests: Requests in the batch.
             context_tokens: Mean context length of the batch; 0 where it is not known.
             seconds: The same on every tensor-parallel rank, at the same step.
         """
@@ -67,7 +67,7 @@ class Policy(Protocol):
     def note_switch(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
         """Hear how long the first step after a switch took, with all that the switch entailed.
 
-        Args: as of :meth:`note_step`; ``mode`` is the one switched to.
+        Args: as of :meth:`note_step`, for one step; ``mode`` is the one switched to.
         """
 
     def explain(self) -> dict[str, Any]:
@@ -79,10 +79,10 @@ class Uninformed:
 
     attentive = False
 
-    def note_verify(self, requests: int, tokens: int) -> None:
+    def note_verify(self, requests: int, *tokens: int) -> None:
         pass
 
-    def note_step(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:
+    def note_step(self, mode: Mode, requests: int, context_tokens: int, *seconds: float) -> None:
         pass
 
     def note_switch(self, mode: Mode, requests: int, context_tokens: int, seconds: float) -> None:

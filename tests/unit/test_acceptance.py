@@ -1,5 +1,6 @@
 import math
 import random
+from collections.abc import Callable
 from statistics import pstdev
 
 import pytest
@@ -9,15 +10,26 @@ from hypothesis import strategies as st
 from sglang_adaptive_spec.acceptance import AcceptLength
 from tests.unit.traces import accepted, accepted_alike, probability
 
+TOGETHER = pytest.mark.parametrize("together", [1, 3, 16])
+"""Steps that it hears of at once."""
+
 
 def fed(
-    accept_length: float, requests: int, steps: int, seed: int = 0, into: AcceptLength | None = None
+    accept_length: float,
+    requests: int,
+    steps: int,
+    seed: int = 0,
+    into: AcceptLength | None = None,
+    together: int = 1,
+    drawn: Callable[[random.Random, float, int], int] = accepted,
 ) -> AcceptLength:
     """An average that has heard of so many verify steps of one workload."""
-    rng, chance = random.Random(seed), probability(accept_length)
+    rng = random.Random(seed)
+    draw = probability(accept_length) if drawn is accepted else accept_length
+    tokens = [drawn(rng, draw, requests) for _ in range(steps)]
     average = AcceptLength(4) if into is None else into
-    for _ in range(steps):
-        average.note(requests, accepted(rng, chance, requests))
+    for first in range(0, steps, together):
+        average.note(requests, *tokens[first : first + together])
     return average
 
 
@@ -36,35 +48,34 @@ def test_each_verified_request_counts_alike():
     assert average.verified_requests == 4
 
 
+@TOGETHER
 @pytest.mark.parametrize("requests", [1, 4, 16, 64])
 @pytest.mark.parametrize("accept_length", [1.1, 2.5, 3.5])
-def test_the_mean_is_near_and_the_deviation_honest(requests, accept_length):
-    averages = [fed(accept_length, requests, 400, seed) for seed in range(30)]
+def test_the_mean_is_near_and_the_deviation_honest(requests, accept_length, together):
+    averages = [fed(accept_length, requests, 400, seed, together=together) for seed in range(30)]
     errors = [average.mean - accept_length for average in averages]
     claimed = sum(average.deviation for average in averages) / len(averages)
     assert max(map(abs, errors)) < 0.25
     assert 0.5 * pstdev(errors) < claimed < 3 * pstdev(errors)
 
 
+@TOGETHER
 @pytest.mark.parametrize("requests", [4, 16, 64, 256])
 @pytest.mark.parametrize("accept_length", [1.6, 2.5])
-def test_a_batch_accepted_alike_says_as_much_as_one_request(requests, accept_length):
-    averages = [AcceptLength(4) for _ in range(30)]
-    for seed, average in enumerate(averages):
-        rng = random.Random(seed)
-        for _ in range(400):
-            average.note(requests, accepted_alike(rng, accept_length, requests))
+def test_a_batch_accepted_alike_says_as_much_as_one_request(requests, accept_length, together):
+    averages = [fed(accept_length, requests, 400, seed, together=together, drawn=accepted_alike) for seed in range(30)]
     errors = [average.mean - accept_length for average in averages]
     claimed = sum(average.deviation for average in averages) / len(averages)
     assert pstdev(errors) < 0.08
     assert 0.5 * pstdev(errors) < claimed < 3 * pstdev(errors)
 
 
+@TOGETHER
 @pytest.mark.parametrize(("requests", "steps"), [(1, 60), (4, 15), (16, 6), (64, 4)])
 @pytest.mark.parametrize(("before", "after"), [(2.5, 1.05), (1.05, 2.5)])
-def test_a_change_of_workload_shows_at_once(requests, steps, before, after):
-    average = fed(before, requests, 1000)
-    fed(after, requests, steps, 1, average)
+def test_a_change_of_workload_shows_at_once(requests, steps, before, after, together):
+    average = fed(before, requests, 1000, together=together)
+    fed(after, requests, steps, 1, average, together=together)
     assert abs(average.mean - after) < abs(average.mean - before)
 
 
@@ -81,12 +92,13 @@ def test_a_change_shows_soon_behind_a_batch_accepted_alike(requests, steps, befo
     assert abs(average.mean - after) < abs(average.mean - before)
 
 
+@TOGETHER
 @pytest.mark.parametrize("requests", [1, 16])
-def test_chance_alone_is_no_change_of_workload(requests):
+def test_chance_alone_is_no_change_of_workload(requests, together):
     average, means = AcceptLength(4), []
     rng, chance = random.Random(3), probability(2.5)
-    for step in range(5000):
-        average.note(requests, accepted(rng, chance, requests))
+    for step in range(0, 5000, together):
+        average.note(requests, *(accepted(rng, chance, requests) for _ in range(together)))
         if step > 500:
             means.append(average.mean)
     assert max(means) - min(means) < 0.5
@@ -119,7 +131,13 @@ def test_however_long_ago_a_request_says_as_much_as_one():
 
 
 HEARD = st.one_of(
-    st.tuples(st.just("note"), st.sampled_from([1, 2, 16, 256, 4096]), st.floats(0, 1), st.integers(1, 300)),
+    st.tuples(
+        st.just("note"),
+        st.sampled_from([1, 2, 16, 256, 4096]),
+        st.floats(0, 1),
+        st.integers(1, 300),
+        st.sampled_from([1, 2, 16]),
+    ),
     st.tuples(st.just("age"), st.integers(0, 10**7)),
     st.tuples(st.just("doubt")),
 )
@@ -131,9 +149,10 @@ def test_whatever_it_hears_its_numbers_make_sense(most, heard, times):
     average = AcceptLength(most)
     for kind, *what in heard * times:
         if kind == "note":
-            requests, share, steps = what
-            for _ in range(max(1, steps // times)):
-                average.note(requests, requests + round(share * requests * (most - 1)))
+            requests, share, steps, together = what
+            tokens = requests + round(share * requests * (most - 1))
+            for _ in range(max(1, steps // times // together)):
+                average.note(requests, *[tokens] * together)
         else:
             getattr(average, kind)(*what)
         if average.mean is not None:
@@ -143,8 +162,10 @@ def test_whatever_it_hears_its_numbers_make_sense(most, heard, times):
             assert math.isfinite(average.relative_deviation)
 
 
-@pytest.mark.parametrize(("requests", "tokens"), [(0, 0), (0, 5), (-1, 3), (4, 3), (1, 0)])
+@pytest.mark.parametrize(
+    ("requests", "tokens"), [(0, [0]), (0, [5]), (-1, [3]), (4, [3]), (1, [0]), (4, [9, 3, 9]), (4, [])]
+)
 def test_what_can_not_be_is_left_out(requests, tokens):
     average = AcceptLength(4)
-    average.note(requests, tokens)
+    average.note(requests, *tokens)
     assert average.mean is None

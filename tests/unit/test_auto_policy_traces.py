@@ -251,13 +251,13 @@ def test_two_ranks_with_clocks_of_their_own_decide_alike():
             assert self.other.decide(seen) == decision
             return decision
 
-        def note_verify(self, requests, tokens):
-            super().note_verify(requests, tokens)
-            self.other.note_verify(requests, tokens)
+        def note_verify(self, requests, *tokens):
+            super().note_verify(requests, *tokens)
+            self.other.note_verify(requests, *tokens)
 
-        def note_step(self, mode, requests, context_tokens, seconds):
-            super().note_step(mode, requests, context_tokens, seconds)
-            self.other.note_step(mode, requests, context_tokens, seconds)
+        def note_step(self, mode, requests, context_tokens, *seconds):
+            super().note_step(mode, requests, context_tokens, *seconds)
+            self.other.note_step(mode, requests, context_tokens, *seconds)
 
         def note_switch(self, mode, requests, context_tokens, seconds):
             super().note_switch(mode, requests, context_tokens, seconds)

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from sglang_adaptive_spec.clock import StepTime
+from sglang_adaptive_spec.clock import StepTimes
 from sglang_adaptive_spec.config import Settings
 from sglang_adaptive_spec.controller import Controller
 from sglang_adaptive_spec.faults import MOST_FAULTS, WINDOW_STEPS, Fault
@@ -287,13 +287,13 @@ class Listener(ThresholdPolicy):
 
     heard: list = []
 
-    def note_verify(self, requests, tokens):
-        self.heard.append(("verify", requests, tokens))
+    def note_verify(self, requests, *tokens):
+        self.heard.append(("verify", requests, *tokens))
         if requests > 10:
             raise ZeroDivisionError("more than ten")
 
-    def note_step(self, mode, requests, context_tokens, seconds):
-        self.heard.append(("step", mode, requests, context_tokens, seconds))
+    def note_step(self, mode, requests, context_tokens, *seconds):
+        self.heard.append(("step", mode, requests, context_tokens, *seconds))
 
     def note_switch(self, mode, requests, context_tokens, seconds):
         self.heard.append(("switch", mode, requests, context_tokens, seconds))
@@ -309,20 +309,24 @@ def listening():
 
 
 def test_the_policy_hears_of_verify_results(listening):
-    listening.learn([], [(2, 5)])
-    assert Listener.heard == [("verify", 2, 5)]
+    listening.learn([], [(2, [5, 4])])
+    assert Listener.heard == [("verify", 2, 5, 4)]
 
 
 def test_the_policy_hears_of_steps_and_of_switches(listening):
-    step = StepTime(Mode.PLAIN, 7, 0.5, after=Mode.PLAIN, number=3, context_tokens=900)
-    switch = StepTime(Mode.SPEC, 7, 0.75, after=Mode.PLAIN, number=4, context_tokens=900)
-    listening.learn([step, switch], [])
-    assert Listener.heard == [("step", Mode.PLAIN, 7, 900, 0.5), ("switch", Mode.SPEC, 7, 900, 0.75)]
+    steps = StepTimes(Mode.PLAIN, Mode.PLAIN, 7, 900, [0.5, 0.25])
+    switches = StepTimes(Mode.SPEC, Mode.PLAIN, 7, 900, [0.75, 1.0])
+    listening.learn([steps, switches], [])
+    assert Listener.heard == [
+        ("step", Mode.PLAIN, 7, 900, 0.5, 0.25),
+        ("switch", Mode.SPEC, 7, 900, 0.75),
+        ("switch", Mode.SPEC, 7, 900, 1.0),
+    ]
 
 
 def test_a_policy_that_fails_to_listen_is_a_fault_like_any_other(listening):
-    listening.learn([], [(11, 20)])
-    listening.learn([], [(2, 5)])
+    listening.learn([], [(11, [20])])
+    listening.learn([], [(2, [5])])
     assert listening.faults.counts == {Fault.POLICY: 1}
     assert not listening.spec_only
     assert Listener.heard == [("verify", 11, 20), ("verify", 2, 5)]
