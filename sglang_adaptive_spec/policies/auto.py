@@ -194,8 +194,8 @@ class AutoPolicy(Switching):
 
     @property
     def attentive(self) -> bool:
-        """While a mode is on trial, and at the start."""
-        return self._probe is not None or self._accept.mean is None
+        """While a mode is on trial or has lost something of late, and at the start."""
+        return self._lost_steps > 0.0 or self._probe is not None or self._accept.mean is None
 
     # --- the decision ------------------------------------------------------------------------------------
 

@@ -53,6 +53,23 @@ class Server:
         return [now for before, now in zip(self.made, self.made[1:], strict=False) if before.mode is not now.mode]
 
 
+def test_it_listens_closely_where_a_switch_may_be_near():
+    """Results are heard of one by one then; otherwise many at a time, which costs less."""
+    assert AutoPolicy(costs(0.006), DWELL).attentive  # nothing was accepted yet
+    for spec_seconds, accept_length, expected in ((0.006, 2.5, False), (0.0125, 2.5, True)):
+        server = Server(AutoPolicy(costs(spec_seconds), 1000), accept_length)
+        server.run(16, 20)
+        assert server.mode is SPEC
+        assert server.policy.attentive is expected
+    poor = Server(AutoPolicy(costs(0.010), DWELL), 1.05)
+    attentive = set()
+    for _ in range(400):
+        poor.run(16, 1)
+        attentive.add((poor.made[-1].reason, poor.policy.attentive))
+    assert {(Reason.PROBE, True), (Reason.STEADY, False)} <= attentive
+    assert (Reason.PROBE, False) not in attentive
+
+
 # --- which mode ------------------------------------------------------------------------------------------
 
 
