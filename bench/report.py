@@ -120,6 +120,12 @@ def _table(results: Results, backend: str) -> Iterator[str]:
         cells = [_figure(results, backend, mode, concurrency) for mode in modes]
         cells += ["" if each is None else f"{each.value:.3f}" for each in ratios_of[concurrency]]
         yield f"| {concurrency} | " + " | ".join(cells) + " |"
+    overall = [results.overall(backend, mode, other, by_step=by_step) for mode, other, by_step in ratios]
+    if len(concurrencies) > 1 and any(overall):
+        cells = [""] * len(modes) + [str(each or "") for each in overall] + [""] * compared
+        yield f"| all | {' | '.join(cells)} |"
+        yield ""
+        yield "All: the geometric mean over concurrencies and turns, with its standard error, were all independent."
     yield from _switches(results, backend)
     latencies = [row for row in results.measurements if row["backend"] == backend and "streamed" in row]
     if latencies:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -102,6 +103,24 @@ class Figure:
         value, low, high = (f"{number:.{digits}f}" for number in (self.value, self.low, self.high))
         repeats = f"{self.repeats} {self.counted}" if self.repeats > 1 else "1 run"
         return f"{value}{self.unit} ({low} to {high}, {repeats})"
+
+
+@dataclass(frozen=True)
+class Overall:
+    """A ratio over all concurrencies and turns: what two servers differ by at one of them may be chance.
+
+    Attributes:
+        ratio: The geometric mean of those of single turns.
+        standard_error: Of it, relative, as if no two turns had anything in common.
+        turns: How many, at all concurrencies.
+    """
+
+    ratio: float
+    standard_error: float
+    turns: int
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.3f} ± {self.standard_error:.3f}"
 
 
 def flat(samples: Samples) -> list[float]:
@@ -198,11 +217,26 @@ class Results:
             by_step: Compare decode steps instead of tokens. That is the fair comparison of two modes that
                 speculate: how many tokens a verify step accepts is drawn at random when it is simulated.
         """
-        ours, theirs = (self.series(backend, name, concurrency) for name in (mode, reference))
-        if ours is None or theirs is None:
-            return None
-        pick: Callable[[Series], Samples] = lambda s: s.steps_per_s if by_step else s.tokens_per_s  # noqa: E731
-        return Figure.ratio(pick(ours), pick(theirs))
+        ours, theirs = (self._rates(backend, name, concurrency, by_step) for name in (mode, reference))
+        return Figure.ratio(ours, theirs) if ours and theirs else None
+
+    def overall(self, backend: str, mode: str, reference: str, *, by_step: bool = False) -> Overall | None:
+        """The same over all concurrencies; None where too few turns were measured of both.
+
+        Args: as of :meth:`ratio`.
+        """
+        logs: list[float] = []
+        for concurrency in self.concurrencies(backend):
+            ours, theirs = (self._rates(backend, name, concurrency, by_step) for name in (mode, reference))
+            logs += [math.log(median(ours[turn]) / median(theirs[turn])) for turn in sorted(set(ours) & set(theirs))]
+        return Overall(math.exp(fmean(logs)), stdev(logs) / math.sqrt(len(logs)), len(logs)) if len(logs) > 2 else None
+
+    def _rates(self, backend: str, mode: str, concurrency: int, by_step: bool) -> Samples:
+        """What :meth:`ratio` compares; empty where it was not measured."""
+        series = self.series(backend, mode, concurrency)
+        if series is None:
+            return {}
+        return series.steps_per_s if by_step else series.tokens_per_s
 
     def ratio_to_better(self, backend: str, mode: str, references: Sequence[str], concurrency: int) -> Figure | None:
         """How fast a mode decodes against the fastest of several; None where one was not measured in this file.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from math import log
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
 
 from bench import check, report
 from bench.bounds import BOUNDS, AnyBound, Bound, EnvelopeBound, HostBound
-from bench.results import RESULTS, Results, append_row, without_paths
+from bench.results import RESULTS, Overall, Results, append_row, without_paths
 
 HOST: dict[str, Any] = {
     "gpu": "NVIDIA H200, 143771 MiB, 580",
@@ -96,6 +98,25 @@ def test_turns_in_common_are_compared_one_by_one(by_round: bool) -> None:
     assert str(ratio).endswith("3 turns)")
     assert "their median" in report.markdown(Results(rows))
     assert "their median" not in report.markdown(Results(rows[:3]))
+
+
+def test_all_concurrencies_and_turns_have_a_ratio_together() -> None:
+    """Of medians in the turns that both have, by step where two modes that speculate are compared."""
+    rows = [header(passes=2, concurrencies=[8, 64])]
+    for number, concurrency, spec, ours in ((0, 8, [100.0, 100.0], [90.0]), (1, 8, [100.0], [100.0])):
+        turn = {"pass": number}
+        rows += [measurement("spec", spec, concurrency, **turn), measurement("ours-spec", ours, concurrency, **turn)]
+    rows += [measurement("spec", [100.0]), measurement("ours-spec", [90.0 / 0.81])]
+    rows.append(measurement("spec", [1000.0], **{"pass": 1}))  # in which the other was not measured
+    for row in rows[1:]:
+        row["repeats"] = [repeat | {"tokens_per_s": 1.0} for repeat in row["repeats"]]
+    overall = Results(rows).overall("fa3", "ours-spec", "spec", by_step=True)
+    assert overall is not None
+    assert (overall.ratio, overall.turns) == (pytest.approx(1.0), 3)
+    assert overall.standard_error == pytest.approx(stdev(map(log, (0.9, 1.0, 1 / 0.9))) / 3**0.5)
+    assert Results(rows).overall("fa3", "ours-spec", "spec", by_step=False) == Overall(1.0, 0.0, 3)
+    assert Results(rows[:-3]).overall("fa3", "ours-spec", "spec") is None  # too few
+    assert "| all |  |  | 1.000 ± 0.061 |" in report.markdown(Results(rows))
 
 
 def test_a_backend_without_auto_has_no_column_for_it() -> None:
