@@ -169,12 +169,17 @@ class Progress:
         self._path = path
         self._labels = labels
         self._prefix = f"{labels['backend']} {labels['mode']}"
+        self._read_bytes = path.stat().st_size
         self._seen = len(Results.read(path).rows)
         self.startup_s: float | None = None
         self.rows: list[Row] = []
 
     def show(self) -> None:
         """Print what is new."""
+        # Asked many times a second, beside the servers that are measured.
+        if (size := self._path.stat().st_size) == self._read_bytes:
+            return
+        self._read_bytes = size
         rows = Results.read(self._path).rows
         for row in rows[self._seen :]:
             if not self._labels.items() <= row.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 _MEMORY_REQUESTS, _MEMORY_STEPS = 256, 8
 """The average forgets with whichever is longer: one request's verifies vary more than a batch's."""
@@ -35,18 +36,20 @@ class _Average:
         self._request_rate, self._step_rate = 1 / memory_requests, 1 / memory_steps
         self.requests = self.tokens = self.squares = 0.0
 
-    def share(self, requests: float, steps: int) -> float:
-        """Of what is known, what some steps replace that verified so many requests each."""
+    def share(self, requests: float) -> float:
+        """Of what is known, what so many verified requests replace."""
         share = requests * self._request_rate
-        if share > self._step_rate:  # no min(): it takes 0.1 us
-            share = self._step_rate
-        return share if steps == 1 else 1 - (1 - share) ** steps
+        return share if share < self._step_rate else self._step_rate  # no min(): it takes 0.1 us
 
-    def note(self, requests: int, tokens: int, share: float) -> None:
-        keep = 1 - share
-        self.requests = self.requests * keep + requests
-        self.tokens = self.tokens * keep + tokens
-        self.squares = self.squares * keep * keep + requests
+    def note(self, requests: int, tokens: Sequence[int], share: float) -> None:
+        """Take steps one after the other, each of which replaces a share; what is the same in all of them at once."""
+        keep, given = 1 - share, self.tokens
+        for each in tokens:
+            given = given * keep + each
+        self.tokens = given
+        kept = keep ** len(tokens)
+        self.requests = self.requests * kept + requests * (1 - kept) / share
+        self.squares = self.squares * kept * kept + requests * (1 - kept * kept) / (1 - keep * keep)
 
     def fade(self, keep: float) -> None:
         self.requests *= keep
@@ -103,33 +106,34 @@ class AcceptLength:
         return bound if bound > _LEAST_BOUND else _LEAST_BOUND
 
     def note(self, requests: int, *tokens: int) -> None:
-        """Take processed verify steps, all of them together, or none where one can't be (fewer tokens than requests).
+        """Take processed verify steps; those that can't be (fewer tokens than requests) are left out.
 
         Args:
             requests: Of each step.
             tokens: That all of them got, for each step.
         """
-        if requests < 1 or min(tokens, default=0) < requests:
+        if requests < 1 or not tokens:
             return
-        steps, given = len(tokens), sum(tokens)
-        verified = requests * steps
+        if min(tokens) < requests:
+            self.note(requests, *(each for each in tokens if each >= requests))
+            return
         if self._dispersion > requests:
             self._spread_at_most(requests)
         average, alert, dispersion = self._average, self._alert, self._dispersion
         alone = requests / dispersion if dispersion > 1.0 else float(requests)
-        share = average.share(alone, steps)
-        self.verified_requests += alone * steps
+        share = average.share(alone)
+        self.verified_requests += alone * len(tokens)
         if self.mean is not None:
             expected = requests * self.mean
             squares = sum([(each - expected) ** 2 for each in tokens])
             # Bounded, or it would grow with the very change that it is there to tell from chance.
-            shown = squares / (verified * self._bound(self.mean))
+            shown = squares / (len(tokens) * requests * self._bound(self.mean))
             if shown > _DISPERSION_GROWTH * dispersion:
                 shown = _DISPERSION_GROWTH * dispersion
-            dispersion += (shown - dispersion) * share
+            dispersion += (shown - dispersion) * (1 - (1 - share) ** len(tokens))
             self._dispersion = dispersion if dispersion > _LEAST_DISPERSION else _LEAST_DISPERSION
-        average.note(verified, given, share)
-        alert.note(verified, given, alert.share(requests, steps))
+        average.note(requests, tokens, share)
+        alert.note(requests, tokens, alert.share(requests))
         mean = average.tokens / average.requests
         if alert.requests >= _ALERT_LEAST_REQUESTS:
             off = alert.tokens - alert.requests * mean

@@ -99,6 +99,8 @@ class StepCosts:
     def __init__(self, buckets: Mapping[Mode, Sequence[int]] | None = None) -> None:
         self.version = 0
         """Grows whenever an answer may have changed."""
+        self.blocks = dict.fromkeys(Mode, 0)
+        """What serving has shown of each mode, in blocks of steps."""
         self._samples = 0
         # By bucket and context class; made when its first time comes in.
         self._cells: dict[Mode, defaultdict[tuple[int, int], _Cell]] = {mode: defaultdict(_Cell) for mode in Mode}
@@ -166,6 +168,7 @@ class StepCosts:
         cell.taken_at = self._samples
         cell.window.clear()
         self._served.add(mode)
+        self.blocks[mode] += 1
         if cell.seeded is not None:
             ratio, level = shown / cell.seeded, self._level[mode]
             self._level[mode] = ratio if level is None else level + (ratio - level) * _LEAST_WEIGHT

@@ -29,7 +29,7 @@ def _scheduler_process(tmp_path_factory: pytest.TempPathFactory, device: str) ->
 
 @pytest.fixture
 def measure(benchmark: Any, rounds: int) -> Measure:
-    """Times a callable: many short rounds, of which a busy machine leaves some undisturbed."""
+    """Times a callable: many rounds, of which a busy machine leaves some undisturbed."""
     return lambda call: benchmark.pedantic(call, rounds=rounds, iterations=STEPS, warmup_rounds=1)
 
 

@@ -61,8 +61,9 @@ def without_probes(switches: Sequence[Switch]) -> list[Switch]:
 def most_switches_a_change(results: Results, run: Row) -> int:
     """The most lasting switches that answer one change of the load, in the run that a measurement row sums up.
 
-    One to plain answers the latest rise of the rate, one to spec the latest fall: requests stay for a while, so that
-    a short rush is at its fullest, and called for plain decode, when its phase is over.
+    One to plain answers the latest rise of the rate, one to spec the latest fall, or what the one before it answered
+    where that came later. Requests stay for a while, so that a load is at its fullest, and calls for plain decode, when
+    the rate has begun to fall: by phases, the switch there and the one back would be two for that fall.
     """
     settings = results.header["settings"]
     rises, falls = rises_and_falls(parse_phases(settings["phases"], settings["time_scale"], settings["rate_scale"]))
@@ -72,10 +73,12 @@ def most_switches_a_change(results: Results, run: Row) -> int:
         for row in results.of_kind("switch")
         if all(row.get(label) == run.get(label) for label in labels)
     ]
-    answered = Counter(
-        (switch.after, bisect_right(rises if switch.after == Mode.PLAIN.value else falls, switch.at_s))
-        for switch in without_probes(switches)
-    )
+    answered: Counter[float] = Counter()
+    change_s = 0.0
+    for switch in without_probes(switches):
+        changes = rises if switch.after == Mode.PLAIN.value else falls
+        change_s = max(change_s, *(at_s for at_s in changes if at_s <= switch.at_s), 0.0)
+        answered[change_s] += 1
     return max(answered.values(), default=0)
 
 

@@ -11,8 +11,7 @@ Verifies = tuple[int, list[int]]
 """Requests of a verify step, and the tokens that all of them got, for each of several such steps."""
 
 HAND_ON_EVERY_STEPS = 16
-"""Decode steps between two deliveries. Taken one after the other, samples cost the host less than each does in
-between everything else that a step does."""
+"""Decode steps between two deliveries: many samples together cost the host little more than one does."""
 SHARE_EVERY_STEPS = 64
 """Decode steps between two broadcasts: rare enough to cost nothing, often enough for a cost table that moves slowly."""
 
@@ -20,7 +19,7 @@ SHARE_EVERY_STEPS = 64
 class SampleRelay:
     """Gathers step times and verify results, and hands them on every few steps; step times of several ranks seldom.
 
-    Those of steps that are alike go together: to hear of eight at once takes little longer than of one.
+    Those of steps that are alike go together.
 
     Verify results are equal on all ranks. Step times are not: rank 0's count.
 

@@ -76,13 +76,13 @@ class _Probe:
     Attributes:
         mode: The mode tried.
         verified_requests: How many had been verified when it began.
-        version: Of the step times when it began.
+        blocks: Of step times of the mode that had come in when it began.
         unlikely: Whether the mode was thought to be the slower one.
     """
 
     mode: Mode
     verified_requests: float
-    version: int
+    blocks: int
     unlikely: bool
 
 
@@ -208,7 +208,10 @@ class AutoPolicy(Switching):
             self._budget_steps += _BUDGET_SHARE
         if self.max_spec_requests is not None and requests > self.max_spec_requests:
             # No dwell either: a step without a graph is slower than any switch.
-            return self._leave(mode, Reason.NO_SPEC_GRAPH) if mode is Mode.SPEC else STEADY[mode]
+            if mode is Mode.SPEC:
+                return self._leave(mode, Reason.NO_SPEC_GRAPH)
+            self._lost_steps = 0.0  # there is no other mode to have lost to
+            return STEADY[mode]
         gain = self._gain_of_leaving(mode)
         if gain is not None:
             lost_steps = self._lost_steps + gain - 1
@@ -305,7 +308,7 @@ class AutoPolicy(Switching):
         if other is Mode.SPEC:
             self._accept.doubt()
         unlikely = gain is not None and gain < 1
-        self._probe = _Probe(other, self._accept.verified_requests, self.costs.version, unlikely)
+        self._probe = _Probe(other, self._accept.verified_requests, self.costs.blocks[other], unlikely)
         return decision
 
     def _may_win(self, mode: Mode, gain: float | None) -> bool:
@@ -349,7 +352,7 @@ class AutoPolicy(Switching):
         estimate = self._view.of(probe.mode)
         if gain is None or estimate is None:
             return None
-        timed = estimate.source == "served" and self.costs.version != probe.version
+        timed = estimate.source == "served" and self.costs.blocks[probe.mode] != probe.blocks
         if probe.mode is Mode.PLAIN:
             return gain < 1 if timed else None
         if not timed and 1 < max(gain, 1 / gain) < 1 + estimate.doubt:

@@ -163,9 +163,47 @@ def test_whatever_it_hears_its_numbers_make_sense(most, heard, times):
 
 
 @pytest.mark.parametrize(
-    ("requests", "tokens"), [(0, [0]), (0, [5]), (-1, [3]), (4, [3]), (1, [0]), (4, [9, 3, 9]), (4, [])]
+    ("requests", "tokens"), [(0, [0]), (0, [5]), (-1, [3]), (4, [3]), (1, [0]), (4, [3, 0]), (4, [])]
 )
 def test_what_can_not_be_is_left_out(requests, tokens):
     average = AcceptLength(4)
     average.note(requests, *tokens)
     assert average.mean is None
+    average.note(4, 8, 3, 8)
+    assert (average.mean, average.verified_requests) == (2, 8)
+
+
+@TOGETHER
+@pytest.mark.parametrize("requests", [1, 4, 16, 64])
+def test_steps_heard_of_together_weigh_as_much_as_one_by_one(requests, together):
+    """All of the same mean: so chance, which is seen through the steps before, plays no part."""
+    averages = []
+    for at_once in (1, together):
+        average = AcceptLength(4)
+        for _ in range(0, 48, at_once):
+            average.note(requests, *[2 * requests] * at_once)
+        averages.append(average)
+    one, other = averages
+    assert other.verified_requests == pytest.approx(one.verified_requests, rel=0.3)
+    assert other._average.requests == pytest.approx(one._average.requests, rel=0.01)
+    assert other._alert.requests == pytest.approx(one._alert.requests, rel=0.01)
+    assert other._average.squares == pytest.approx(one._average.squares, rel=0.01)
+
+
+@pytest.mark.parametrize("into_the_delivery", range(0, 16, 3))
+@pytest.mark.parametrize(("requests", "most_steps"), [(16, 20), (64, 20)])
+@pytest.mark.parametrize(("before", "after"), [(2.5, 1.05), (1.05, 2.5)])
+def test_a_change_shows_with_the_delivery_after_the_one_it_falls_into(
+    requests, most_steps, before, after, into_the_delivery
+):
+    """What came before it in the same delivery weighs less than what came since."""
+    average = fed(before, requests, 992, together=16)
+    rng, chances = random.Random(5), (probability(before), probability(after))
+    drawn = [accepted(rng, chances[step >= into_the_delivery], requests) for step in range(32)]
+    for first in (0, 16):
+        average.note(requests, *drawn[first : first + 16])
+        steps_since = first + 16 - into_the_delivery
+        if abs(average.mean - after) < abs(average.mean - before):
+            break
+    assert abs(average.mean - after) < abs(average.mean - before)
+    assert steps_since <= most_steps

@@ -163,6 +163,18 @@ def test_more_requests_than_speculative_graphs_hold_are_plain_at_once():
     assert server.run(64, 60)[-1] == "s"
 
 
+def test_a_loss_is_forgotten_where_speculation_can_not_be():
+    """Or a server that is that busy would hear of every step by itself."""
+    server = Server(AutoPolicy(costs(0.006), 1000, max_spec_requests=64))
+    server.run(64, 20)
+    server.run(65, 2)
+    server.run(64, 4)
+    assert server.mode is PLAIN
+    assert server.policy.attentive
+    server.run(65, 1)
+    assert not server.policy.attentive
+
+
 def test_a_lone_request_with_poor_acceptance_is_not_yet_the_workload():
     waits = []
     for requests in (1, 4, 16):
@@ -268,6 +280,24 @@ def test_plain_mode_is_tried_while_its_time_is_a_guess():
         policy.note_step(server.mode, 16, 0, 0.010 if server.mode is SPEC else 0.003)
     assert server.switches()[0] == Decision(PLAIN, Reason.PROBE)
     assert server.made[40].mode is PLAIN
+
+
+def test_a_try_of_plain_mode_is_judged_by_plain_steps():
+    """Times of speculative ones that came late say nothing of it."""
+    policy = AutoPolicy(costs(0.010, 0.0042, served=False), DWELL)
+    policy.costs.observe(PLAIN, 16, 0, *[0.0042] * BLOCK_STEPS)
+    policy.costs.observe(SPEC, 16, 0, *[0.010] * 60_000)  # it is long ago that plain steps took that
+    server = Server(policy)
+    first = server.run(16, 100).index("p")
+    assert server.made[first].reason is Reason.PROBE
+    server = Server(AutoPolicy(policy.costs, DWELL))
+    server.run(16, first + 1)
+    server.policy.note_step(SPEC, 16, 0, *[0.010] * BLOCK_STEPS)
+    assert server.run(16, 10) == "p" * 10
+    assert {decision.reason for decision in server.made[-10:]} == {Reason.PROBE}
+    server.policy.note_step(PLAIN, 16, 0, *[0.003] * 2 * BLOCK_STEPS)
+    server.run(16, 1)
+    assert server.made[-1].reason is Reason.PLAIN_FASTER
 
 
 def test_a_mode_left_by_a_try_of_the_other_is_not_tried_at_once():

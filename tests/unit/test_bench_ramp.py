@@ -177,9 +177,14 @@ PLAIN, SPEC = (Mode.PLAIN, Reason.PLAIN_FASTER), (Mode.SPEC, Reason.SPEC_FASTER)
         # The rush from 2 to 4 s is at its fullest when it is over: both are right, and each has a change to answer.
         ([(4.3, *PLAIN), (5.5, *SPEC)], 1),
         ([(2.1, *PLAIN), (4.3, *SPEC)], 1),
-        # To and fro: nothing has changed between the two to plain, nor between the two to spec.
-        ([(2.1, *PLAIN), (2.5, *SPEC), (3.0, *PLAIN)], 2),
-        ([(2.1, *PLAIN), (4.3, *SPEC), (4.8, *PLAIN), (5.5, *SPEC)], 2),
+        # To and fro, though nothing has changed between.
+        ([(0.2, *PLAIN), (0.4, *SPEC), (2.1, *PLAIN)], 2),
+        ([(2.1, *PLAIN), (2.3, *SPEC)], 2),
+        ([(2.1, *PLAIN), (2.5, *SPEC), (3.0, *PLAIN)], 3),
+        ([(2.1, *PLAIN), (4.3, *SPEC), (4.8, *PLAIN), (5.5, *SPEC)], 3),
+        # Two to plain for one rise, whatever fell between; two to spec for one fall.
+        ([(2.1, *PLAIN), (5.0, *PLAIN)], 2),
+        ([(4.3, *SPEC), (7.0, *SPEC)], 2),
         # The load rises from 6 s on, gradually.
         ([(2.1, *PLAIN), (4.3, *SPEC), (7.0, *PLAIN)], 1),
         # A try of no use is none.
@@ -189,7 +194,11 @@ PLAIN, SPEC = (Mode.PLAIN, Reason.PLAIN_FASTER), (Mode.SPEC, Reason.SPEC_FASTER)
 def test_a_switch_answers_a_change_of_the_load_in_its_direction(switches: list[Any], most: int) -> None:
     phases = {"phases": "20s@1/s,20s@30/s,20s@1/s,20s@1-20/s", "time_scale": 0.1}
     header = HEADER | {"settings": HEADER["settings"] | phases}
-    of_another = [switch_row(at_s, *PLAIN, "ours-auto", pass_number=1) for at_s in (2.1, 2.2, 2.3)]
+    of_another = [
+        switch_row(at_s, *PLAIN, "ours-auto") | other
+        for other in ({"pass": 1}, {"round": 1}, {"backend": "triton"}, {"mode": "ours-threshold"})
+        for at_s in (2.1, 2.2, 2.3, 2.4)
+    ]
     rows = [switch_row(*each, "ours-auto") for each in switches]
     results = Results([header, *rows, *of_another])
     assert most_switches_a_change(results, {"mode": "ours-auto", "backend": "fa3", "round": 0, "pass": 0}) == most

@@ -98,6 +98,16 @@ def test_what_is_no_time_changes_nothing(seconds):
     assert (costs.seconds(SPEC, 8, 300), costs.version) == (0.010, version)
 
 
+@pytest.mark.parametrize("no_time", NO_TIMES)
+def test_what_is_no_time_amid_others_is_left_out_alone(no_time):
+    costs = StepCosts(GRAPHS)
+    costs.observe(SPEC, 8, 300, *[0.010] * 4, no_time, *[0.010] * 3)
+    assert costs.seconds(SPEC, 8, 300) is None
+    costs.observe(SPEC, 8, 300, 0.010)
+    assert costs.seconds(SPEC, 8, 300) == 0.010
+    assert costs.blocks == {SPEC: 1, PLAIN: 0}
+
+
 @given(st.lists(st.sampled_from([*NO_TIMES, 1e-9, 1e-4, 0.3, 50.0]), min_size=1, max_size=3), st.integers(0, 7))
 def test_no_few_samples_matter(odd, after):
     costs = StepCosts(GRAPHS)

@@ -1258,6 +1258,16 @@ def test_what_serving_takes_reaches_the_policy(monkeypatch):
     assert all(seconds > 0 for _, _, _, *steps in heard for seconds in steps)
 
 
+def test_a_policy_that_waits_for_what_a_step_shows_hears_of_it_before_the_next(monkeypatch):
+    engine = make_engine(AUTO)
+    heard = []
+    monkeypatch.setattr(engine.controller.policy, "note_verify", lambda *verify: heard.append(verify))
+    for attentive, told in ((False, 0), (True, 1), (False, 1), (True, 3)):
+        monkeypatch.setattr(type(engine.controller.policy), "attentive", attentive)
+        step(engine, requests=2)
+        assert sum(len(tokens) for _, *tokens in heard) == told
+
+
 def test_a_step_whose_result_waits_while_a_prefill_is_launched_teaches_nothing(monkeypatch):
     engine = make_engine(AUTO)
     heard = []

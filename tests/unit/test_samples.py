@@ -53,6 +53,16 @@ def test_steps_that_are_alike_are_heard_of_together_and_in_order():
     assert kinds[1::2] == [replace(times(0.5), **other) for other in others]
 
 
+def test_what_was_forgotten_is_not_heard_of():
+    heard = []
+    relay = SampleRelay(1, lambda value: value, lambda kinds, verifies: heard.extend([*verifies, *kinds]))
+    relay.timed(timed(0.5))
+    relay.verified(3, 7)
+    relay.clear()
+    relay.at_step(0, at_once=False)
+    assert heard == []
+
+
 def test_several_ranks_hear_of_verify_results_as_soon_as_one():
     heard = []
     relay = SampleRelay(2, lambda value: value, lambda kinds, verifies: heard.extend([*verifies, *kinds]))
