@@ -85,7 +85,7 @@ class Figure:
         known = [{turn: each[turn] for turn in common} if common else each for each in (ours, *theirs)]
         mine, reference = known[0], max(known[1:], key=lambda samples: median(flat(samples)))
         if len(common) > 1:
-            return cls.level([median(mine[turn]) / median(reference[turn]) for turn in common], counted="turns")
+            return cls.level(turn_ratios(mine, reference), counted="turns")
         a, b = flat(mine), flat(reference)
         variants = [median(x) / median(y) for x in _leaving_one_out(a) for y in _leaving_one_out(b)]
         value = median(a) / median(b)
@@ -126,6 +126,11 @@ class Overall:
 def flat(samples: Samples) -> list[float]:
     """All values, whatever the turn."""
     return [value for turn in sorted(samples) for value in samples[turn]]
+
+
+def turn_ratios(ours: Samples, theirs: Samples) -> list[float]:
+    """The ratio of the medians in each turn that both have."""
+    return [median(ours[turn]) / median(theirs[turn]) for turn in sorted(set(ours) & set(theirs))]
 
 
 def by_turn(rows: Iterable[Row], values: Callable[[Row], Iterable[float]]) -> Samples:
@@ -228,7 +233,7 @@ class Results:
         logs: list[float] = []
         for concurrency in self.concurrencies(backend):
             ours, theirs = (self._rates(backend, name, concurrency, by_step) for name in (mode, reference))
-            logs += [math.log(median(ours[turn]) / median(theirs[turn])) for turn in sorted(set(ours) & set(theirs))]
+            logs += map(math.log, turn_ratios(ours, theirs))
         return Overall(math.exp(fmean(logs)), stdev(logs) / math.sqrt(len(logs)), len(logs)) if len(logs) > 2 else None
 
     def _rates(self, backend: str, mode: str, concurrency: int, by_step: bool) -> Samples:

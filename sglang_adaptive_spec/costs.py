@@ -106,7 +106,6 @@ class StepCosts:
         self._cells: dict[Mode, defaultdict[tuple[int, int], _Cell]] = {mode: defaultdict(_Cell) for mode in Mode}
         # What serving takes, as a multiple of what start-up measured; None while it can't be told.
         self._level: dict[Mode, float | None] = dict.fromkeys(Mode)
-        self._served: set[Mode] = set()
         self._bucket_of: dict[Mode, list[int]] = {}
         for mode in Mode:
             sizes = sorted(set((buckets or {}).get(mode, ())))
@@ -139,12 +138,10 @@ class StepCosts:
     def observe(self, mode: Mode, requests: int, context_tokens: int, *seconds: float) -> None:
         """Take steps of a serving server. No single sample matters, whatever its value."""
         key = self.bucket(mode, requests), self.context_class(context_tokens)
-        cell = self._cells[mode].get(key)
+        cell = self._cells[mode][key]
         for each in seconds:
             if not 0.0 < each < _LONGEST_STEP_SECONDS:  # false for NaN, too
                 continue
-            if cell is None:
-                cell = self._cells[mode][key]
             self._samples += 1
             cell.window.append(each)
             if len(cell.window) == BLOCK_STEPS:
@@ -167,7 +164,6 @@ class StepCosts:
         cell.blocks += 1
         cell.taken_at = self._samples
         cell.window.clear()
-        self._served.add(mode)
         self.blocks[mode] += 1
         if cell.seeded is not None:
             ratio, level = shown / cell.seeded, self._level[mode]
@@ -209,7 +205,7 @@ class StepCosts:
         return self._derive(mode, bucket, context)
 
     def _doubt(self, mode: Mode, doubt: float) -> float:
-        return doubt if mode in self._served else max(doubt, _NEVER_SERVED_DOUBT)
+        return doubt if self.blocks[mode] else max(doubt, _NEVER_SERVED_DOUBT)
 
     def _derive(self, mode: Mode, bucket: int, context: int) -> Estimate | None:
         known = self._known[mode]

@@ -77,7 +77,7 @@ def most_switches_a_change(results: Results, run: Row) -> int:
     change_s = 0.0
     for switch in without_probes(switches):
         changes = rises if switch.after == Mode.PLAIN.value else falls
-        change_s = max(change_s, *(at_s for at_s in changes if at_s <= switch.at_s), 0.0)
+        change_s = max([change_s, *(at_s for at_s in changes if at_s <= switch.at_s)])
         answered[change_s] += 1
     return max(answered.values(), default=0)
 
